@@ -209,11 +209,12 @@ def test_a_column_for_two_inputs_takes_no_other_with_it(tmp_path: Path, doubled:
 
 def manifest(folder: Path, constraints: tuple[str, ...] = (), **record: Any) -> Path:
   """A model of which there is the manifest alone."""
-  (folder / "assets.extra").mkdir(parents=True)
+  folder.mkdir(parents=True, exist_ok=True)
   (folder / "saved_model.pb").touch()
   signature = {"inputs": {}, "outputs": {"y": "f32[b]"}, **record}
-  made = {"signatures": {"serving_default": signature}, "constraints": constraints}
-  (folder / "assets.extra" / "jax2tf.json").write_text(json.dumps(made))
+  signatures = {"serving_default": saved_model.manifest.SignatureRecord(**signature)}
+  made = saved_model.manifest.Manifest(signatures, list(constraints), {}, "", False)
+  made.write(folder)
   return folder
 
 

@@ -496,7 +496,7 @@ def test_variables_of_one_side_or_of_another_shape_differ(monkeypatch: pytest.Mo
     "a": {"x": np.ones(2), "y": np.array([b"s"], object)},
     "b": {"x": np.ones(3), "y": np.array([b"s"], object), "z": np.ones(1)},
   }
-  monkeypatch.setattr(_weights.publish, "meta_graph", lambda path: None)
+  monkeypatch.setattr(_weights.values, "meta_graph", lambda path: None)
   monkeypatch.setattr(
     _weights.values, "readers", lambda path, _: {n: lambda x=x: x for n, x in models[path].items()}
   )

@@ -25,7 +25,7 @@ import tensorflow as tf
 import jax2tf
 from jax2tf.converters import onnx, saved_model, tfjs, tflite, verify
 from jax2tf.converters.comparison import plan
-from jax2tf.converters.saved_model import publish
+from jax2tf.converters.saved_model import values
 from jax2tf.tools.cli import _progress, _words
 from tests import command_line_errors as errors
 from tests import warm_python
@@ -227,7 +227,7 @@ def test_an_error_of_a_library(
 ) -> None:
   namespace: dict[str, Any] = {"__name__": "library", "error": error}
   exec(compile("def raises(path):\n  raise error", "/site-packages/library.py", "exec"), namespace)
-  monkeypatch.setattr(publish, "meta_graph", namespace["raises"])
+  monkeypatch.setattr(values, "meta_graph", namespace["raises"])
   assert errors.run("jax2tf inspect model", folder) == (code, f"jax2tf inspect: {line}\n")
 
 
@@ -363,8 +363,8 @@ def test_what_takes_long_says_its_stage(
     "import time\ntime.sleep(0.2)\ndef predict(params, x):\n  return x\n"
   )
   (folder / "slow.json").write_text('{"x": 1.0}')
-  read = publish.meta_graph
-  monkeypatch.setattr(publish, "meta_graph", lambda path: (time.sleep(0.2), read(path))[1])
+  read = values.meta_graph
+  monkeypatch.setattr(values, "meta_graph", lambda path: (time.sleep(0.2), read(path))[1])
   with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the request, and answers none
     said = errors.run(command.format(port=silent.getsockname()[1]), folder, patience=0.0)[1]
   assert f" s: {stage}" in said

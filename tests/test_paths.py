@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from jax2tf import paths
 from jax2tf.converters import onnx, saved_model, tfjs, tflite
+from jax2tf.converters.bundle import paths, versions
 from jax2tf.converters.comparison.report import Report
-from jax2tf.converters.saved_model import manifest, publish
+from jax2tf.converters.saved_model import manifest
 from jax2tf.converters.verify import verify
 from jax2tf.tools.batch import contract
 from jax2tf.tools.cli import _loading
@@ -303,7 +303,7 @@ def test_a_version_holds_no_versions(name: str, model: saved_model.Model, tmp_pa
 def test_a_model_may_be_named_by_a_number(model: saved_model.Model, tmp_path: Path) -> None:
   for name in ("2024", "2025", "2025"):
     model.save(tmp_path / name)
-  assert publish.versions(tmp_path / "2025") == [1, 2]
+  assert versions.numbered(tmp_path / "2025") == [1, 2]
 
 
 def test_paths_of_users_are_known_at_one_address() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from jax2tf.converters import saved_model
+from jax2tf.converters.bundle import versions as on_disk
 from jax2tf.tools.serving import config, versions
 from jax2tf.tools.serving import models as served_models
 from jax2tf.tools.serving.follower import Follower
@@ -240,7 +241,7 @@ def test_a_version_is_an_int64_and_has_one_folder(
   largest, names = str(2**63 - 1), ("1", "01", str(2**63), "9" * 20, "\u0661")
   for name in (*names, largest):
     os.symlink(folder / "1", tmp_path / name)
-  assert {path.name for path in config.versions_in(tmp_path)} == {"1", largest}
+  assert {path.name for path in on_disk.served(tmp_path)} == {"1", largest}
   follower = Follower(options(tmp_path, folder=str(tmp_path), name="m"))
   config.write(tmp_path, {})
   for _ in range(2):  # it is said once

@@ -24,18 +24,11 @@ FOLDERS = {
 # A module imports only from its own layer or from one above it in this table. The first pattern
 # that matches decides.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+  ("bundle", ("jax2tf.converters.bundle*",)),  # imports neither JAX nor TensorFlow
   # they import no module of ours that imports JAX
   (
     "servers",
-    (
-      "jax2tf.tools.serving*",
-      "jax2tf.tools.batch*",
-      "jax2tf.tools.dimensions",
-      "jax2tf.tools.outside*",
-      "jax2tf.tools.quiet",
-      "jax2tf.durable",
-      "jax2tf.paths",
-    ),
+    ("jax2tf.tools.serving*", "jax2tf.tools.batch*", "jax2tf.tools.outside*", "jax2tf.tools.quiet"),
   ),
   (
     "compatibility",
@@ -86,7 +79,18 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("conversion", ("jax2tf.conversion", "jax2tf.lowering", "jax2tf.survey")),
   ("functions", ("jax2tf.api", "jax2tf.tf_calls*", "jax2tf.drop_in", "jax2tf.dtensor")),
   ("package", ("jax2tf", "jax2tf.install")),
-  ("converters", ("jax2tf.converters*",)),
+  (
+    "saved models",
+    (
+      "jax2tf.converters",
+      "jax2tf.converters.collector",
+      "jax2tf.converters.extras",
+      "jax2tf.converters.saved_model*",
+      "jax2tf.converters.stages",
+    ),
+  ),
+  ("comparison", ("jax2tf.converters.comparison*", "jax2tf.converters.verify*")),
+  ("exporters", ("jax2tf.converters*",)),
   ("Keras", ("jax2tf.keras*",)),
   ("tools", ("jax2tf.tools*", "jax2tf.examples*")),
 )
@@ -105,10 +109,8 @@ PRIVATE = {
 OPEN_TO_CONVERTERS = (
   "jax2tf",
   "jax2tf.coefficients",
-  "jax2tf.durable",
   "jax2tf.errors",
   "jax2tf.idioms.fused",  # for its names
-  "jax2tf.paths",
   "jax2tf.pytrees",
   "jax2tf.survey",
   "jax2tf._tf_compat",

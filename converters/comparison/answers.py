@@ -16,10 +16,12 @@ import numpy as np
 import tqdm
 from jax.experimental import checkify
 
-from . import draws, plan
+from ..saved_model import draws
+from ..saved_model.draws import SUBNORMAL
+from . import plan
 from .calls import Answer, median_seconds
 from .precision import of_results as precision_of_results
-from .report import SUBNORMAL, Latency, Row
+from .report import Latency, Row
 from .rounding import SHARE_OF_LARGEST, Measure, Rounding
 
 # |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for

@@ -14,12 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jax2tf import paths
-
 from .. import extras, stages
-from ..saved_model import publish
+from ..bundle import paths, publish
+from ..saved_model.draws import HOSTILE, REPRESENTATIVE, SUBNORMAL
 
-SUBNORMAL, HOSTILE, REPRESENTATIVE = "subnormal", "hostile", "representative"
 _WORDS = {
   HOSTILE: "hostile inputs (NaN, infinities, extreme numbers)",
   SUBNORMAL: "subnormal inputs",

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
-from ..saved_model import kinds, manifest
+from ..bundle import manifest
+from ..saved_model import draws, kinds
 from ..saved_model.state import Layout
 from . import plan
 
 
 def chosen(
-  record: manifest.Manifest, signatures: Sequence[str] | None, inputs: plan.Given
+  record: manifest.Manifest, signatures: Sequence[str] | None, inputs: draws.Examples
 ) -> dict[str, manifest.SignatureRecord]:
   kinds.check_names("signatures", signatures)
   kinds.check_mapping("inputs", inputs, "input: array")
@@ -41,7 +42,7 @@ def subjects(
   chosen: Mapping[str, manifest.SignatureRecord],
   reference: Any,
   has_params: bool,
-  inputs: plan.Given,
+  inputs: draws.Examples,
   state: tuple[Layout, Any] | None = None,
 ) -> tuple[list[plan.Subject], dict[str, str]]:
   """(signatures to compare, {signature: why it is skipped}). `state` is the layout of the state and

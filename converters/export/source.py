@@ -21,18 +21,20 @@ import tensorflow as tf
 import tqdm
 from jax.experimental import checkify
 
-from jax2tf import paths, pytrees, survey
+from jax2tf import pytrees, survey
 from jax2tf._tf_compat import callbacks
 from jax2tf.errors import Gap, warn_user
 from jax2tf.idioms import fused
 
 from .. import stages
+from ..bundle import manifest, paths, publish
 from ..comparison import answers as compare
 from ..comparison import calls, plan
 from ..comparison.calls import Answer
-from ..comparison.report import HOSTILE, SUBNORMAL, Report
-from ..saved_model import kinds, manifest, publish
+from ..comparison.report import Report
+from ..saved_model import kinds
 from ..saved_model.builder import Model
+from ..saved_model.draws import HOSTILE, SUBNORMAL
 from ..saved_model.state import State
 from . import replay
 
@@ -180,11 +182,7 @@ class Source:
       _check_idioms(idioms, model.idioms, "this builder")
       found = _of_builder(model, _chosen(model.records, signatures))
       return cls(_warned(found), model.polymorphic_constraints, "the model", model.idioms)
-    if (place := publish.saved_model_in(paths.of(model, "model"))) is None:
-      raise FileNotFoundError(
-        f"model = {str(model)!r} holds neither saved_model.pb nor a numbered version; save a "
-        "model there first"
-      )
+    place = publish.saved_model_in(paths.of(model, "model"), "model")
     with contextlib.ExitStack() as stack:
       directory = stack.enter_context(paths.fetched(place))
       record = manifest.read(directory)

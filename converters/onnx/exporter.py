@@ -15,12 +15,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from jax2tf import paths
 from jax2tf.idioms import fused as fused_idioms
 
+from ..bundle import paths, publish
 from ..comparison import calls, plan
 from ..export.source import Exported, ExportError, Signature, Source, single
-from ..saved_model import publish
 from ..saved_model.builder import Model
 from . import bfloat16
 from .model import OPSET, RUNTIME, Translated, extra, lacking_kernels, quiet_options, translated

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from .. import extras
+from ..bundle.notation import Spec
 from ..export import replay
 from ..export.source import ExportError, Signature
-from ..saved_model.notation import Spec
 from . import bfloat16, fused, handlers
 from .replacements import TABLE
 
@@ -321,7 +321,8 @@ def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _We
   dimensions."""
   record = signature.record
   by_name = {tensor.op.name: tensor for tensor in concrete.inputs}
-  if narrow := [name for name, text in record.outputs.items() if text.startswith("bf16[")]:
+  specs_out = {name: Spec.parse(text) for name, text in record.outputs.items()}
+  if narrow := [name for name, spec in specs_out.items() if spec.dtype == tf.bfloat16]:
     proto.metadata_props.add(key=bfloat16.OUTPUTS, value=" ".join(narrow))
   inputs = [
     _value_info(name, by_name[name], Spec.parse(text)) for name, text in record.inputs.items()

@@ -1,5 +1,7 @@
 """SavedModels: `save` saves one function, `Model` builds a model of several functions."""
 
+from . import manifest as manifest
+from . import warmup as warmup
 from .arguments import Added
 from .batching import Batching
 from .builder import Model

@@ -15,9 +15,9 @@ from jax.extend.core import Literal
 
 from jax2tf import errors
 
+from ..bundle.notation import Spec
 from . import parameters
 from .arguments import Arguments, check_order
-from .notation import Spec
 
 
 @dataclass(frozen=True)

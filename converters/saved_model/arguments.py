@@ -17,7 +17,7 @@ from jax import export, tree_util
 
 from jax2tf import pytrees
 
-from .notation import Spec, variables
+from ..bundle.notation import Spec, variables
 
 Given: TypeAlias = Any  # str | jax.ShapeDtypeStruct | tf.TensorSpec, which mypy does not know
 
@@ -253,10 +253,30 @@ def tensor_specs(inputs: Mapping[str, Given]) -> dict[str, tf.TensorSpec]:
   for name, given in inputs.items():
     check_name(name)
     if isinstance(given, str):
-      found[name] = Spec.parse(given, f"input {name!r}").tensor(name)
+      found[name] = tensor_spec(Spec.parse(given, f"input {name!r}"), name)
     else:
       found[name] = tf.TensorSpec(given.shape, given.dtype, name)
   return found
+
+
+def tensor_spec(spec: Spec, name: str) -> tf.TensorSpec:
+  """TensorFlow's form of a spec. Dimensions that are not numbers become None."""
+  return tf.TensorSpec(spec.sizes, tf.string if spec.is_string else spec.dtype, name)
+
+
+def check_constraint(text: str, known: Sequence[str]) -> None:
+  """Raises ValueError if the text is not a condition on the `known` dimension variables."""
+  try:
+    export.SymbolicScope([text])
+  except ValueError as error:
+    raise ValueError(
+      f"polymorphic_constraints = {text!r}: {str(error).rpartition('parsing error: ')[2]}"
+    ) from error
+  if strange := [name for name in variables([text]) if name not in known]:
+    raise ValueError(
+      f"polymorphic_constraints = {text!r} names {strange[0]!r}, but the variables of the inputs "
+      f"are: {', '.join(known) or 'none'}"
+    )
 
 
 def leaf_names(

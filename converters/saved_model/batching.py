@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from .notation import Spec, variables
+from ..bundle.notation import Spec, variables
 
 
 @dataclass(frozen=True)

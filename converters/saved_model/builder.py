@@ -10,13 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import paths
-
 from .. import collector, stages
-from . import kinds, manifest, parameters, publish, signature, warmup
+from ..bundle import manifest, paths, publish
+from ..bundle.notation import Spec
+from . import kinds, parameters, signature, warmup
 from .arguments import Added, Given
 from .batching import Batching
-from .notation import Spec
 from .optional import Tensors
 from .state import State
 

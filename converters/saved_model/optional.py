@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..bundle.notation import Spec
 from .arguments import Arguments
-from .notation import Spec
 
 Tensors = dict[str, tf.Tensor]
 

@@ -16,8 +16,8 @@ from jax import tree_util
 
 from jax2tf import pytrees
 
+from ..bundle.notation import Spec
 from .arguments import leaf_names
-from .notation import Spec
 
 Trainable = bool | Callable[[str], bool] | Any | None
 

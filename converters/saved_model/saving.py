@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax2tf import paths
-
-from . import parameters, publish, warmup
+from ..bundle import paths, publish
+from . import parameters, warmup
 from .builder import Model
 
 

@@ -15,7 +15,9 @@ import jax2tf
 from jax2tf import _tf_compat, errors
 
 from .. import collector, stages
-from . import manifest, optional, parameters, serialized
+from ..bundle import manifest
+from ..bundle.notation import Spec
+from . import optional, parameters, serialized
 from .arguments import (
   Added,
   Arguments,
@@ -27,7 +29,6 @@ from .arguments import (
   tensor_specs,
 )
 from .batching import Batching, check_rows
-from .notation import Spec
 from .optional import Tensors
 from .state import State
 

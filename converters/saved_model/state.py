@@ -21,9 +21,9 @@ from jax import tree_util
 
 from jax2tf import _tf_compat
 
+from ..bundle.notation import Spec
 from . import parameters
 from .arguments import name_of
-from .notation import Spec
 from .parameters import is_key, key_of, words, wrapped
 
 

@@ -1,4 +1,4 @@
-"""The values of a SavedModel's variables, read from its checkpoint without loading the model."""
+"""The graph of a SavedModel, and the values of its variables, read without loading the model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,27 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import trackable_object_graph_pb2
+from google.protobuf import message
+from tensorflow.core.protobuf import saved_model_pb2, trackable_object_graph_pb2
+
+from ..bundle.files import SAVED_MODEL
 
 _GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"
 _VARIABLES = ("VarHandleOp", "VariableV2")
+
+
+def meta_graph(directory: Path) -> Any:
+  """The MetaGraphDef of a SavedModel.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  file = directory / SAVED_MODEL
+  try:
+    (graph,) = saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs
+  except (message.DecodeError, ValueError) as error:
+    raise ValueError(f"{file} is damaged: {error}; save the model again") from error
+  return graph
 
 
 def readers(directory: Path, graph: Any) -> dict[str, Callable[[], np.ndarray]]:

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..comparison import draws, plan
+from ..bundle import files
+from . import draws
+from .domain import Domain
 
 __all__ = ["from_specs"]
 
-FILE = Path("assets.extra", "tf_serving_warmup_requests")
 MOST = 1000
 
 Request = Mapping[str, Any]
@@ -123,7 +124,7 @@ def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarra
         f"signature {name!r} has inputs of TensorFlow's own, so requests cannot be generated; "
         "pass some"
       )
-    domain, rng = plan.Domain(signature, model.polymorphic_constraints), np.random.default_rng(0)
+    domain, rng = Domain(signature, model.polymorphic_constraints), np.random.default_rng(0)
     sizes = itertools.islice(itertools.cycle(domain.assignments({}, {})), count)
     requests[name] = [
       {
@@ -151,7 +152,7 @@ def write(
     raise ModuleNotFoundError(
       "warm-up requests need tensorflow-serving-api: pip install 'jax2tf[serving]'"
     ) from error
-  file = directory / FILE
+  file = directory / files.WARM_UP
   file.parent.mkdir(exist_ok=True)
   with tf.io.TFRecordWriter(str(file)) as writer:
     for name, tensors in requests:

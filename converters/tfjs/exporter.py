@@ -21,16 +21,15 @@ from typing import Any, Unpack
 import numpy as np
 import tensorflow as tf
 
-from jax2tf import paths
 from jax2tf.idioms import fused as fused_idioms
 
+from ..bundle import paths, publish
+from ..bundle.notation import Spec
 from ..comparison import plan
 from ..comparison.calls import Answer
 from ..comparison.report import Report
 from ..export.source import Exported, ExportError, Signature, Source, single
-from ..saved_model import publish
 from ..saved_model.builder import Model
-from ..saved_model.notation import Spec
 from . import files, runtime
 from .dtypes import HELD
 from .page import Page, template

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from jax2tf import paths
-
 from .. import extras
+from ..bundle import paths
 from ..comparison.plan import Run
 from . import files
 

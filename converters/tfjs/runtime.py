@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from jax2tf import durable
-
+from ..bundle import durable
+from ..bundle.notation import Spec
 from ..comparison import answers as compare
 from ..comparison import plan
 from ..comparison.calls import Answer
-from ..saved_model.notation import Spec
 from . import rule
 
 VERSION = "4.22.0"

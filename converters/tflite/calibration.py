@@ -17,8 +17,9 @@ import tqdm
 
 from jax2tf.errors import warn_user
 
-from ..saved_model import kinds, manifest
-from ..saved_model.notation import Spec
+from ..bundle import manifest
+from ..bundle.notation import Spec
+from ..saved_model import kinds
 
 # Every fifth sample is held back from the calibration. With fewer samples all serve both purposes.
 HELD_BACK = 5

@@ -18,13 +18,12 @@ from typing import Any, Unpack
 import numpy as np
 import tensorflow as tf
 
-from jax2tf import paths
 from jax2tf.idioms import fused as fused_idioms
 
+from ..bundle import paths, publish
 from ..comparison import plan
 from ..export import replay
 from ..export.source import Exported, ExportError, Source, single
-from ..saved_model import publish
 from ..saved_model.builder import Model
 from . import quantized, runtime, state, training
 from .quantized import Quantization
@@ -283,7 +282,7 @@ def save_training(
   outputs: Sequence[str] | Mapping[str, str] | None = None,
   steps: int = 3,
   sizes: Mapping[str, int] | None = None,
-  examples: plan.Given | None = None,
+  examples: Mapping[str, Any] | None = None,
   overwrite: bool = False,
   rtol: float | None = None,
   atol: float | None = None,

@@ -16,9 +16,10 @@ import tqdm
 
 from ..comparison import answers as compare
 from ..comparison import plan
-from ..comparison.report import REPRESENTATIVE, Report, Row
+from ..comparison.report import Report, Row
 from ..export.source import ExportError, Source
 from ..saved_model import kinds
+from ..saved_model.draws import REPRESENTATIVE
 from . import runtime
 from .agreement import Agreement, cosine
 from .calibration import Dataset

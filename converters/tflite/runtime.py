@@ -20,12 +20,12 @@ import numpy as np
 import tensorflow as tf
 
 from .. import extras
+from ..bundle.manifest import SignatureRecord
+from ..bundle.notation import Spec
 from ..comparison import answers as compare
 from ..comparison import plan
 from ..comparison.calls import Answer, failed
 from ..export.source import ExportError
-from ..saved_model.manifest import SignatureRecord
-from ..saved_model.notation import Spec
 
 TARGET, RUNTIME = "tflite", "LiteRT"
 # Matches the ops without a kernel, and the types of their operands, in the last lines of the

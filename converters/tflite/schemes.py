@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax2tf import paths
-
-from ..comparison.report import REPRESENTATIVE, extra
+from ..bundle import paths
+from ..comparison.report import extra
 from ..export.source import ExportError
 from ..saved_model.builder import Model
+from ..saved_model.draws import REPRESENTATIVE
 from . import quantized
 from .calibration import Dataset
 from .exporter import save_model

@@ -12,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..bundle import manifest
 from ..comparison import plan
 from ..comparison.calls import Answer
 from ..export import replay
 from ..export.source import ExportError, Source
-from ..saved_model import manifest
 from ..saved_model.state import State
 from . import runtime
 from .runtime import RUNTIME, TARGET

@@ -15,13 +15,15 @@ import tensorflow as tf
 import tqdm
 from jax import tree_util
 
+from ..bundle import manifest
 from ..comparison import answers as compare
-from ..comparison import draws, plan
+from ..comparison import plan
 from ..comparison.report import Report
 from ..export.source import ExportError, Source
-from ..saved_model import manifest
+from ..saved_model import draws
 from ..saved_model.arguments import Arguments
 from ..saved_model.builder import Model
+from ..saved_model.domain import Domain
 from . import runtime
 from .replacements import TABLE
 from .runtime import RUNTIME, TARGET
@@ -163,7 +165,7 @@ class Training:
     file: Path,
     steps: int,
     sizes: Mapping[str, int],
-    examples: plan.Given,
+    examples: draws.Examples,
     versions: Mapping[str, str],
     rtol: float | None,
     atol: float | None,
@@ -190,7 +192,7 @@ class Training:
     return report
 
   def _runs(
-    self, steps: int, sizes: Mapping[str, int], examples: plan.Given
+    self, steps: int, sizes: Mapping[str, int], examples: draws.Examples
   ) -> Iterator[tuple[plan.Run, dict[str, np.ndarray]]]:
     """The runs, each with the results of JAX."""
     rng = np.random.default_rng(0)
@@ -235,11 +237,15 @@ class Training:
     yield infer(steps + 1, inputs)
 
   def _drawn(
-    self, signature: str, rng: np.random.Generator, sizes: Mapping[str, int], examples: plan.Given
+    self,
+    signature: str,
+    rng: np.random.Generator,
+    sizes: Mapping[str, int],
+    examples: draws.Examples,
   ) -> dict[str, np.ndarray]:
     """Random inputs of a signature, without the parameters."""
     record = self.source.signatures[signature].record
-    domain = plan.Domain(record, self.source.constraints)
+    domain = Domain(record, self.source.constraints)
     shapes = domain.shapes({name: sizes.get(name, _SIZE) for name in domain.variables})
     found = {}
     for name, shape in shapes.items():

@@ -16,14 +16,15 @@ import jax
 import numpy as np
 import tqdm
 
-from jax2tf import paths
-
 from .. import stages
+from ..bundle import manifest, notation, paths, publish
+from ..bundle.notation import Spec
 from ..comparison import answers as compare
 from ..comparison import calls, plan, subjects
-from ..comparison.report import HOSTILE, SUBNORMAL, Report, extra
-from ..saved_model import kinds, manifest, notation, publish, values
-from ..saved_model.notation import Spec
+from ..comparison.report import Report, extra
+from ..saved_model import kinds, values
+from ..saved_model.arguments import check_constraint
+from ..saved_model.draws import HOSTILE, SUBNORMAL
 from ..saved_model.state import Layout
 
 
@@ -38,7 +39,7 @@ def verify(
   rtol: float | None = None,
   atol: float | None = None,
   signatures: Sequence[str] | None = None,
-  inputs: plan.Given | None = None,
+  inputs: Mapping[str, Any] | None = None,
   hostile: bool = False,
   report: str | os.PathLike[str] | None = None,
   polymorphic_constraints: Sequence[str] = (),
@@ -111,14 +112,14 @@ def verify(
     remembered = _state(record, chosen, state)
     compared, skipped = subjects.subjects(chosen, reference, params is not None, inputs, remembered)
     for text in polymorphic_constraints:
-      notation.check_constraint(
+      check_constraint(
         text,
         notation.dimensions(
           {name: spec for one in chosen.values() for name, spec in one.inputs.items()}
         ),
       )
     with stages.stage("read the graph"):  # fails early if a file is damaged
-      graph = publish.meta_graph(directory)
+      graph = values.meta_graph(directory)
       values.readers(directory, graph)
     runs = plan.plan(
       compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs, lead
@@ -169,12 +170,7 @@ def _directory(path: Path) -> Path:
       f"path = {str(path)!r} is not a directory; pass a SavedModel, or the directory of its "
       "versions"
     )
-  if (found := publish.saved_model_in(path)) is None:
-    raise FileNotFoundError(
-      f"path = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a model "
-      "there first"
-    )
-  return found
+  return publish.saved_model_in(path, "path")
 
 
 def _state(

@@ -22,7 +22,8 @@ from tensorflow_serving.apis import prediction_log_pb2
 
 import jax2tf
 from jax2tf.converters import saved_model
-from jax2tf.converters.saved_model import manifest, publish, warmup
+from jax2tf.converters.bundle import files, publish
+from jax2tf.converters.saved_model import manifest
 
 PARAMS = {
   "w": np.arange(8, dtype=np.float32).reshape(4, 2),
@@ -311,7 +312,7 @@ def test_the_manifest(tmp_path: Path) -> None:
   assert record.constraints == ["b <= 8"]
   assert record.parameters == {"scale": "bf16[2]", "steps": "i32[]", "w": "f32[4,2]"}
   assert record.versions["jax"] == jax.__version__
-  assert json.loads((path / manifest.FILE).read_text())["format"] == 1
+  assert json.loads((path / files.MANIFEST).read_text())["format"] == 1
   again = manifest.read(both().save(tmp_path))
   assert (again.weights, again.signatures) == (record.weights, record.signatures)
   model.update(PARAMS | {"steps": np.int32(4)})
@@ -321,9 +322,9 @@ def test_the_manifest(tmp_path: Path) -> None:
 def test_a_manifest_that_is_not_there_or_not_ours(tmp_path: Path) -> None:
   with pytest.raises(FileNotFoundError, match=r"jax2tf\.converters\.saved_model did not save it"):
     manifest.read(tmp_path)
-  (tmp_path / manifest.FILE).parent.mkdir()
+  (tmp_path / files.MANIFEST).parent.mkdir()
   for text in ("{", "[]", '{"format": 99}', '{"format": 1}'):
-    (tmp_path / manifest.FILE).write_text(text)
+    (tmp_path / files.MANIFEST).write_text(text)
     with pytest.raises(ValueError, match="cannot be read by this jax2tf"):
       manifest.read(tmp_path)
 
@@ -336,7 +337,7 @@ def test_warm_up_requests(tmp_path: Path) -> None:
   path = both().save(tmp_path / "encoder", warmup_requests=requests)
   logs = [
     prediction_log_pb2.PredictionLog.FromString(r.numpy()).predict_log.request
-    for r in tf.data.TFRecordDataset(str(path / warmup.FILE))
+    for r in tf.data.TFRecordDataset(str(path / files.WARM_UP))
   ]
   assert [(r.model_spec.name, r.model_spec.signature_name) for r in logs] == [
     ("encoder", "predict")
@@ -484,8 +485,7 @@ def test_methods_are_no_attributes_of_the_model(method: str) -> None:
 
 def test_what_a_killed_save_left_goes_with_the_next_one(tmp_path: Path) -> None:
   imports = (
-    "import os, sys; from jax2tf.converters.saved_model.publish import beside; from "
-    "pathlib import Path"
+    "import os, sys; from jax2tf.converters.bundle.publish import beside; from pathlib import Path"
   )
   writer = f"{imports}\nwith beside(Path(sys.argv[1])): "
   subprocess.run([sys.executable, "-c", writer + "os._exit(9)", str(tmp_path)], check=False)

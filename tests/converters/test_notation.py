@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from jax import export
 
+from jax2tf.converters.bundle.notation import Spec
 from jax2tf.converters.saved_model.arguments import tensor_specs
-from jax2tf.converters.saved_model.notation import Spec
 
 
 @pytest.mark.parametrize(

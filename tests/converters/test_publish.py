@@ -15,10 +15,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from jax2tf import durable
 from jax2tf.converters import onnx, saved_model, tflite
+from jax2tf.converters.bundle import durable, publish
 from jax2tf.converters.comparison.report import Report
-from jax2tf.converters.saved_model import manifest, publish
+from jax2tf.converters.saved_model import manifest
 from jax2tf.tools.batch import worker
 from jax2tf.tools.cli import query
 
@@ -215,7 +215,8 @@ def test_the_old_version_does_not_replace_a_new_one(cut_off: Path) -> None:
 def test_what_a_saver_at_work_moved_aside_is_left_to_it(cut_off: Path) -> None:
   lock = publish._lock(cut_off / ".saving-ended", wait=True)
   assert lock is not None
-  assert publish.saved_model_in(cut_off) is None
+  with pytest.raises(FileNotFoundError, match="neither a SavedModel nor"):
+    publish.saved_model_in(cut_off)
   os.close(lock)
   assert publish.saved_model_in(cut_off) == cut_off / "1"
 

@@ -14,12 +14,12 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import onnx, tfjs, tflite
+from jax2tf.converters.bundle.manifest import SignatureRecord
+from jax2tf.converters.bundle.notation import Spec
 from jax2tf.converters.comparison import answers, calls
 from jax2tf.converters.export import registry, replay
 from jax2tf.converters.export.source import Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE as ONNX
-from jax2tf.converters.saved_model.manifest import SignatureRecord
-from jax2tf.converters.saved_model.notation import Spec
 from jax2tf.converters.tfjs.dtypes import HELD as HELD_BY_TFJS
 from jax2tf.converters.tfjs.names import CONTROL, SUPPORTED
 from jax2tf.converters.tfjs.replacements import TABLE as TFJS

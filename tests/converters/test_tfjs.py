@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jax2tf.converters import saved_model, tfjs
-from jax2tf.converters.saved_model import publish
+from jax2tf.converters.bundle import publish
 from jax2tf.converters.tfjs import files, runtime
 from jax2tf.converters.tfjs.names import SUPPORTED
 

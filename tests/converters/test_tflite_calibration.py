@@ -15,7 +15,7 @@ import tensorflow as tf
 from ai_edge_litert import interpreter
 
 from jax2tf.converters import saved_model, tflite
-from jax2tf.converters.saved_model.manifest import SignatureRecord
+from jax2tf.converters.bundle.manifest import SignatureRecord
 from jax2tf.converters.tflite.agreement import Agreement
 from jax2tf.converters.tflite.calibration import Dataset
 

@@ -20,11 +20,12 @@ import tensorflow as tf
 import tqdm
 from jax.experimental import checkify
 
-from jax2tf import paths
 from jax2tf.converters import saved_model, stages, verify
+from jax2tf.converters.bundle import paths
 from jax2tf.converters.comparison import answers as compare
 from jax2tf.converters.comparison import plan
 from jax2tf.converters.saved_model import manifest
+from jax2tf.converters.saved_model.domain import Domain
 from jax2tf.converters.verify import verification
 from jax2tf.converters.verify.child import ABSENT
 
@@ -248,7 +249,7 @@ def test_sizes_meet_the_constraints(tmp_path: Path) -> None:
   assert {row.sizes["b"] for row in report.rows} == {16, 24, 32, 40}
   assert {row.sizes["s"] for row in report.rows} == {1, 2, 3, 4}
   record = manifest.read(path)
-  domain = plan.Domain(record.signatures["serving_default"], record.constraints)
+  domain = Domain(record.signatures["serving_default"], record.constraints)
   assert {
     (sizes["b"], sizes["s"]) for sizes in domain.assignments({"b": [64, 24], "s": [4]}, {})
   } == {(64, 4), (24, 4)}
@@ -270,7 +271,7 @@ def test_sizes_meet_the_constraints(tmp_path: Path) -> None:
   ],
 )
 def test_default_sizes(constraints: list[str], sizes: list[dict[str, int]]) -> None:
-  domain = plan.Domain(
+  domain = Domain(
     manifest.SignatureRecord(inputs={"x": "f32[a]", "y": "f32[b]"}, outputs={}), constraints
   )
   assert domain.assignments({}, {}) == sizes
@@ -278,12 +279,12 @@ def test_default_sizes(constraints: list[str], sizes: list[dict[str, int]]) -> N
 
 def test_default_sizes_far_apart() -> None:
   record = manifest.SignatureRecord(inputs={"x": "f32[a]", "y": "f32[b]"}, outputs={})
-  found = plan.Domain(record, ["a >= b + 40"]).assignments({}, {})
+  found = Domain(record, ["a >= b + 40"]).assignments({}, {})
   assert len(found) == 4 and all(sizes["a"] >= sizes["b"] + 40 for sizes in found)
   with pytest.raises(
     ValueError, match="no sizes were found that meet a >= 9999; give some: sizes="
   ):
-    plan.Domain(record, ["a >= 9999"]).assignments({}, {})
+    Domain(record, ["a >= 9999"]).assignments({}, {})
 
 
 def test_inputs_of_the_caller(tmp_path: Path) -> None:

@@ -4,19 +4,15 @@ JAX."""
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from jax2tf import paths
-from jax2tf.tools import dimensions
-from jax2tf.tools.serving import config
+from jax2tf.converters.bundle import manifest, paths, publish, rows
+from jax2tf.converters.bundle.notation import Spec
 
-_MANIFEST = Path("assets.extra", "jax2tf.json")
 # Inputs that mark valid elements by 1. Others, such as `key_padding_mask`, may mean the opposite.
 _MASKS = ("mask", "attention_mask")
 NO_MASK = "none"
@@ -43,8 +39,8 @@ class Contract:
 
   directory: Path
   signature: str
-  inputs: Mapping[str, dimensions.Dimensions]
-  outputs: Mapping[str, dimensions.Dimensions]
+  inputs: Mapping[str, rows.Dimensions]
+  outputs: Mapping[str, rows.Dimensions]
   defaults: frozenset[str]
   mask: str
   padded: str
@@ -69,24 +65,15 @@ def read(model: str | Path, signature: str = "serving_default", mask: str = "") 
     FileNotFoundError: there is no SavedModel, or it has no manifest.
     ValueError: there is no such signature, or its rows are not independent.
   """
-  directory = _newest(paths.local(model, "model"))
-  if not (directory / _MANIFEST).exists():
-    raise FileNotFoundError(
-      f"{directory} has no {_MANIFEST}: jax2tf.converters.saved_model did not save it"
-    )
-  try:
-    manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
-    signatures, constraints = manifest["signatures"], manifest["constraints"]
-  except (ValueError, KeyError, RecursionError) as error:
-    raise ValueError(
-      f"{directory / _MANIFEST} cannot be read by this jax2tf ({error}); save the model again"
-    ) from error
-  if signature not in signatures:
+  directory = publish.saved_model_in(paths.local(model, "model"))
+  recorded = manifest.read(directory)
+  if signature not in recorded.signatures:
     raise ValueError(
       f"{directory} has no signature {signature!r}; it has "
-      f"{', '.join(map(repr, sorted(signatures)))}"
+      f"{', '.join(map(repr, sorted(recorded.signatures)))}"
     )
-  return _contract(directory, signature, signatures[signature], constraints, mask)
+  record = recorded.signatures[signature]
+  return _contract(directory, signature, record, recorded.constraints, mask)
 
 
 def columns(contract: Contract, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -123,31 +110,25 @@ def wanted(contract: Contract, outputs: Sequence[str]) -> list[str]:
   return list(outputs or contract.outputs)
 
 
-def _newest(path: Path) -> Path:
-  if (path / "saved_model.pb").exists():
-    return path
-  if not (found := config.versions_in(path)):
-    raise FileNotFoundError(
-      f"{path} is neither a SavedModel nor a directory of versions: there is no saved_model.pb"
-    )
-  return max(found, key=lambda version: int(version.name))
-
-
 def _contract(
-  directory: Path, signature: str, record: Mapping[str, Any], constraints: Sequence[str], mask: str
+  directory: Path,
+  signature: str,
+  record: manifest.SignatureRecord,
+  constraints: Sequence[str],
+  mask: str,
 ) -> Contract:
-  if record.get("stateful") or record.get("resets"):
+  if record.stateful or record.resets:
     raise ValueError(
       f"signature {signature!r} keeps a state between calls, so its rows are not independent; "
       "name another one"
     )
-  inputs, outputs = (
-    {name: dimensions.of(text) for name, text in record[kind].items()}
-    for kind in ("inputs", "outputs")
-  )
+  specs_in = {name: Spec.parse(text) for name, text in record.inputs.items()}
+  specs_out = {name: Spec.parse(text) for name, text in record.outputs.items()}
+  inputs = {name: spec.texts for name, spec in specs_in.items()}
+  outputs = {name: spec.texts for name, spec in specs_out.items()}
   defaults = frozenset(
     name
-    for name in record.get("defaults", ())
+    for name in record.defaults
     if inputs[name][:1] != ("?",) and not _is_symbol(inputs[name][:1])
   )
   # Inputs and outputs that only TensorFlow code handles have unknown sizes in the manifest:
@@ -156,7 +137,7 @@ def _contract(
     name: dims for name, dims in inputs.items() if dims[:1] != ("?",) and name not in defaults
   }
   known_outputs = {name: dims for name, dims in outputs.items() if dims[:1] != ("?",)}
-  if fault := dimensions.fault(known, known_outputs, constraints):
+  if fault := rows.fault(known, known_outputs, constraints):
     raise ValueError(
       f'signature {signature!r} takes no rows: {fault}; save it with inputs such as "f32[b,784]"'
     )
@@ -174,10 +155,10 @@ def _contract(
       "every output can be trimmed, "
       "and no constraint but an upper bound"
     )
-  bound = dimensions.bound(symbol, constraints) if symbol else None
-  row = sum(_bytes(text) for kind in ("inputs", "outputs") for text in record[kind].values())
+  bound = rows.bound(symbol, constraints) if symbol else None
+  row_bytes = sum(map(_bytes, (*specs_in.values(), *specs_out.values())))
   return Contract(
-    directory, signature, inner, rest, defaults, chosen if padded else "", padded, bound, row
+    directory, signature, inner, rest, defaults, chosen if padded else "", padded, bound, row_bytes
   )
 
 
@@ -185,19 +166,15 @@ def _is_symbol(first: Sequence[str]) -> bool:
   return bool(first) and first[0].isidentifier()
 
 
-def _bytes(text: str) -> int:
-  """The bytes of a row of "f32[b,784]"."""
-  kind = text.partition("[")[0]
-  bits = re.search(r"\d+$", kind)
-  width = max(1, int(bits[0]) // 8) if bits else {"bool": 1}.get(kind, _TYPICAL)
-  return (
-    math.prod(int(dim) if dim.isdecimal() else _TYPICAL for dim in dimensions.of(text)[1:]) * width
-  )
+def _bytes(spec: Spec) -> int:
+  """The bytes of a row of f32[b,784]."""
+  sizes = [dim if isinstance(dim, int) else _TYPICAL for dim in (spec.dims or ())[1:]]
+  return math.prod(sizes) * (_TYPICAL if spec.is_string else spec.dtype.itemsize)
 
 
 def _padded(
-  inputs: Mapping[str, dimensions.Dimensions],
-  outputs: Mapping[str, dimensions.Dimensions],
+  inputs: Mapping[str, rows.Dimensions],
+  outputs: Mapping[str, rows.Dimensions],
   mask: str,
   constraints: Sequence[str],
 ) -> str:
@@ -209,8 +186,7 @@ def _padded(
   ):
     return ""
   if any(
-    re.search(rf"\b{symbol}\b", text) and dimensions.bound(symbol, [text]) is None
-    for text in constraints
+    re.search(rf"\b{symbol}\b", text) and rows.bound(symbol, [text]) is None for text in constraints
   ):
     return ""  # a row that is too short alone would be long enough beside a longer one
   others = [

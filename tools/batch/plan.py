@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from jax2tf import durable
+from jax2tf.converters.bundle import durable
 from jax2tf.tools.batch import cells, contract, formats, worker
 
 LEDGER = "_jax2tf_batch.json"  # pyarrow and Spark ignore files whose names begin with _

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jax2tf import durable
+from jax2tf.converters.bundle import durable
 from jax2tf.tools import quiet
 from jax2tf.tools.batch import contract, formats
 from jax2tf.tools.batch.cells import Answer

@@ -13,25 +13,12 @@ import tensorflow as tf
 from rich import box, console, table
 from rich import text as rich_text
 
-from jax2tf import paths
 from jax2tf.converters import stages
+from jax2tf.converters.bundle import files, manifest, paths, publish
 from jax2tf.converters.comparison import calls
-from jax2tf.converters.saved_model import manifest, publish, warmup
+from jax2tf.converters.saved_model import values
 from jax2tf.tools import outside
 from jax2tf.tools.cli import _graphs, _weights
-
-
-def version_directory(directory: str | Path) -> Path:
-  """The SavedModel itself, or the newest version in a model's folder.
-
-  Raises:
-    FileNotFoundError: the folder is neither of the two.
-  """
-  if (found := publish.saved_model_in(paths.of(directory, "DIR"))) is None:
-    raise FileNotFoundError(
-      f"{directory} is neither a SavedModel nor a directory of versions: there is no saved_model.pb"
-    )
-  return found
 
 
 def inspect(directory: str | Path) -> dict[str, Any]:
@@ -40,14 +27,14 @@ def inspect(directory: str | Path) -> dict[str, Any]:
   Raises:
     FileNotFoundError: there is no SavedModel.
   """
-  place = version_directory(directory)
+  place = publish.saved_model_in(paths.of(directory, "DIR"))
   with paths.fetched(place) as path:
     return {"path": str(place)} | _contents(path)
 
 
 def _contents(path: Path) -> dict[str, Any]:
   with stages.stage("read the graph"):
-    graph = publish.meta_graph(path)
+    graph = values.meta_graph(path)
     functions = _graphs.of_functions(graph)
   nodes = calls.nodes(graph.graph_def)
   found: dict[str, Any] = {
@@ -76,7 +63,7 @@ def _contents(path: Path) -> dict[str, Any]:
     "gradients": len(graph.graph_def.library.registered_gradients),
     "assets": _graphs.of_assets(path),
     "tensorflow": graph.meta_info_def.tensorflow_version,
-    "warmup_requests": _count(path / warmup.FILE),
+    "warmup_requests": _count(path / files.WARM_UP),
   }
   try:
     record = manifest.read(path)

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from jax2tf import paths
 from jax2tf.converters import stages
-from jax2tf.converters.saved_model import libraries, notation
+from jax2tf.converters.bundle import notation, paths
+from jax2tf.converters.saved_model import libraries
 from jax2tf.converters.saved_model.adapted import Adapted, adapted, with_values
+from jax2tf.converters.saved_model.arguments import check_constraint
 from jax2tf.tools.cli._verb import Named
 
 # Where these libraries have the state of a model.
@@ -319,7 +320,7 @@ def inputs(texts: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, s
       raise UsageError(f"--input names {name!r} twice")
     found[name] = spec
   for text in constraints:
-    notation.check_constraint(text, notation.dimensions(found))
+    check_constraint(text, notation.dimensions(found))
   return found
 
 

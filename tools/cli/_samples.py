@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jax2tf.converters.saved_model.notation import Spec
+from jax2tf.converters.bundle.notation import Spec
 from jax2tf.tools.cli import _loading
 
 

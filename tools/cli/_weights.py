@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jax2tf.converters.saved_model import publish, values
+from jax2tf.converters.saved_model import values
 
 _MOST = 20  # rows of a table
 
@@ -22,7 +22,7 @@ def differences(before: Path, after: Path) -> list[dict[str, Any]]:
   elements whose bytes differ, the largest differences. None stands for what cannot be compared.
   """
   old, new = (
-    values.readers(directory, publish.meta_graph(directory)) for directory in (before, after)
+    values.readers(directory, values.meta_graph(directory)) for directory in (before, after)
   )
   found = []
   for name in dict.fromkeys([*old, *new]):  # reads all of them, to detect truncated files

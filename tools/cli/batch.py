@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from jax2tf import paths
+from jax2tf.converters.bundle import paths
 from jax2tf.tools.cli._failures import NO, failures, say, warnings_as_lines
 from jax2tf.tools.cli._verb import ALLOW_OPS, takes_debug
 from jax2tf.tools.cli._words import dumps

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from jax2tf import paths
+from jax2tf.converters.bundle import paths
 from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, takes_sizes, verb
 
 _OF_PAGE = ("title", "labels", "tokenizer")
@@ -132,7 +132,8 @@ def convert(
   """
   _check_quantization(to, others)
   from jax2tf.converters import saved_model, stages  # noqa: PLC0415
-  from jax2tf.converters.saved_model import publish, warmup  # noqa: PLC0415
+  from jax2tf.converters.bundle import publish  # noqa: PLC0415
+  from jax2tf.converters.saved_model import warmup  # noqa: PLC0415
   from jax2tf.tools.cli import _loading, _samples  # noqa: PLC0415
 
   given = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from jax2tf import durable, paths
+from jax2tf.converters.bundle import durable, paths
 from jax2tf.tools.cli._failures import failures, say
 from jax2tf.tools.cli._progress import Progress
 from jax2tf.tools.cli._verb import takes_debug

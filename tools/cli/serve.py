@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from jax2tf import paths
+from jax2tf.converters.bundle import paths
 from jax2tf.tools.cli._failures import failures
 from jax2tf.tools.cli._verb import ALLOW_OPS, takes_debug
 

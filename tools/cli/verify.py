@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from jax2tf import paths
+from jax2tf.converters.bundle import paths
 from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_sizes, verb
 from jax2tf.tools.cli._words import as_flags
 
@@ -79,8 +79,8 @@ def verify(
 
 def _inputs_of(directory: str) -> Mapping[str, str]:
   """The inputs of the function of the first signature."""
-  from jax2tf.converters.saved_model import manifest, publish  # noqa: PLC0415
+  from jax2tf.converters.bundle import manifest, publish  # noqa: PLC0415
 
-  folder = paths.of(directory, "DIR")
-  record = next(iter(manifest.read(publish.saved_model_in(folder) or folder).signatures.values()))
+  place = publish.saved_model_in(paths.of(directory, "DIR"))
+  record = next(iter(manifest.read(place).signatures.values()))
   return {name: spec for name, spec in record.inputs.items() if name not in record.passed_through}

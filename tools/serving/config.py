@@ -19,9 +19,6 @@ from google.protobuf import text_format
 
 from jax2tf.tools.serving.child import Options
 
-# As in TF Serving, a version is an int64.
-LARGEST_VERSION = 2**63 - 1
-
 
 @dataclass(frozen=True)
 class Source:
@@ -42,35 +39,6 @@ class Source:
   only: frozenset[int] | None = None
   labels: Mapping[str, int] = field(default_factory=dict)
   allow_ops: frozenset[str] = frozenset()
-
-
-def versions_in(folder: Path) -> list[Path]:
-  """The version folders: each has a number up to `LARGEST_VERSION` as its name and holds a
-  SavedModel. One for each number."""
-  return _numbered(folder)[0]
-
-
-def ignored_in(folder: Path) -> dict[Path, str]:
-  """The folders that have a number as their name and are not served -> the reason."""
-  return _numbered(folder)[1]
-
-
-def _numbered(folder: Path) -> tuple[list[Path], dict[Path, str]]:
-  chosen: dict[int, Path] = {}
-  skipped: dict[Path, str] = {}
-  folders = (file.parent for file in folder.glob("*/saved_model.pb"))
-  numbered = (each for each in folders if each.name.isascii() and each.name.isdecimal())
-  for directory in sorted(numbered, key=lambda each: (len(each.name), each.name)):  # 1 is before 01
-    number = int(directory.name)
-    if number > LARGEST_VERSION:
-      skipped[directory] = (
-        f"a version is at most {LARGEST_VERSION}; give the folder a smaller number"
-      )
-    elif number in chosen:
-      skipped[directory] = f"{chosen[number].name} is the same version; remove one of the folders"
-    else:
-      chosen[number] = directory
-  return list(chosen.values()), skipped
 
 
 def write(run: Path, found: Mapping[str, Source]) -> None:

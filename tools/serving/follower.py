@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from jax2tf.converters.bundle import versions
 from jax2tf.tools.serving import config
 from jax2tf.tools.serving.child import Options
 from jax2tf.tools.serving.config import Source
@@ -57,7 +58,7 @@ class Follower:
     ignored = {
       folder: reason
       for source in models.values()
-      for folder, reason in config.ignored_in(source.folder).items()
+      for folder, reason in versions.ignored(source.folder).items()
     }
     for folder, reason in ignored.items():
       if folder not in self._ignored:

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 
-from jax2tf.tools import dimensions, outside, quiet
+from jax2tf.converters.bundle import files, manifest, rows
+from jax2tf.converters.bundle.notation import Spec
+from jax2tf.tools import outside, quiet
 
 with quiet.startup(on_cpu=True, lean=True):
   import tensorflow as tf
   from tensorflow.core.protobuf import meta_graph_pb2
-
-MANIFEST = Path("assets.extra", "jax2tf.json")
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -243,20 +241,11 @@ class Model:
     # kept alive, because its functions do not keep its variables alive
     self._loaded = tf.saved_model.load(str(directory))
     self.signature_defs = dict(meta_graph.signature_def)
-    manifest = directory / MANIFEST
-    recorded = (
-      json.loads(manifest.read_text(encoding="utf-8"))
-      if manifest.exists()
-      else {"signatures": {}, "constraints": []}
-    )
+    recorded = manifest.read(directory) if (directory / files.MANIFEST).exists() else None
+    records = recorded.signatures if recorded else {}
+    constraints = recorded.constraints if recorded else []
     self.signatures = {
-      name: _signature(
-        name,
-        function,
-        self.signature_defs[name],
-        recorded["signatures"].get(name),
-        recorded["constraints"],
-      )
+      name: _signature(name, function, self.signature_defs[name], records.get(name), constraints)
       for name, function in self._loaded.signatures.items()
     }
 
@@ -276,7 +265,7 @@ def _signature(
   name: str,
   function: tf.types.experimental.ConcreteFunction,
   stored: meta_graph_pb2.SignatureDef,
-  record: Mapping[str, Any] | None,
+  record: manifest.SignatureRecord | None,
   constraints: Sequence[str],
 ) -> Signature:
   inputs = {
@@ -288,12 +277,12 @@ def _signature(
     for key, info in stored.outputs.items()
   }
   defaults = {key: tf.make_ndarray(proto) for key, proto in stored.defaults.items()}
-  dims_in = (
-    {key: dimensions.of(written) for key, written in record["inputs"].items()} if record else {}
-  )
-  dims_out = (
-    {key: dimensions.of(written) for key, written in record["outputs"].items()} if record else {}
-  )
-  stateful = bool(record and record.get("stateful"))
-  batched = not stateful and bool(dims_in) and not dimensions.fault(dims_in, dims_out, constraints)
+  dims_in = _dimensions(record.inputs) if record else {}
+  dims_out = _dimensions(record.outputs) if record else {}
+  stateful = record is not None and record.stateful
+  batched = not stateful and bool(dims_in) and not rows.fault(dims_in, dims_out, constraints)
   return Signature(name, function, inputs, outputs, defaults, dims_in, batched, stateful)
+
+
+def _dimensions(specs: Mapping[str, str]) -> dict[str, rows.Dimensions]:
+  return {name: Spec.parse(text).texts for name, text in specs.items()}

@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 from google.protobuf import json_format, message
 
+from jax2tf.converters.bundle import files
 from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError, Signature, invalid, tf
 
 # After TensorFlow was imported without JAX, because these import TensorFlow.
@@ -28,7 +29,6 @@ from tensorflow_serving.apis import (
 # Memory of a string besides its characters: a pointer in NumPy, and TensorFlow's string object (TF
 # 2.21: 24 bytes).
 _STRING_BYTES = 32
-WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 
 
 def parse_predict(data: bytes) -> predict_pb2.PredictRequest:
@@ -182,7 +182,7 @@ def signature_def_map(model: Model) -> get_model_metadata_pb2.SignatureDefMap:
 def warm_up_calls(model: Model, directory: Path) -> list[Call]:
   """The Predict requests in `assets.extra/tf_serving_warmup_requests`; an empty list if there is no
   such file."""
-  file = directory / WARM_UP
+  file = directory / files.WARM_UP
   if not file.exists():
     return []
   logs = (

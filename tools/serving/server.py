@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jax2tf.converters.bundle import versions
 from jax2tf.tools import outside
 from jax2tf.tools.serving import certificates, config, connections, place
 from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, held
@@ -77,7 +78,7 @@ def run(
     given: dict[str, Any] = {name: "" if value is None else value for name, value in rest.items()}
     options = Options(*what, host=_address(host), run=folder, of_all=given["replicas"], **given)
     sources = config.sources(options)
-    if not any(config.versions_in(source.folder) for source in sources.values()):
+    if not any(versions.served(source.folder) for source in sources.values()):
       raise ValueError(
         f"{directory or model_config_file} has no version to serve; "
         f"{_where_versions_are(directory)}"
@@ -104,7 +105,7 @@ def _what(
       f"{directory} is not a directory; name the one with the versions of the model, as --out of "
       "`jax2tf convert`"
     )
-  if directory is not None and config.versions_in(folder):
+  if directory is not None and versions.served(folder):
     return str(folder), model_name or folder.name, ""
   if model_name:
     raise ValueError(

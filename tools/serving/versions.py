@@ -20,8 +20,9 @@ from typing import TypeAlias
 
 import grpc
 
+from jax2tf.converters.bundle import versions
 from jax2tf.tools.serving import protobuf
-from jax2tf.tools.serving.config import Source, versions_in
+from jax2tf.tools.serving.config import Source
 from jax2tf.tools.serving.model import Model, RefusedError, invalid, run
 
 _LONGEST_PAUSE = 60.0
@@ -52,10 +53,7 @@ class Failure:
 
 def _stamps(folder: Path) -> dict[Path, Stamp]:
   """The stamps of the versions that have a saved_model.pb, newest first."""
-  return {
-    directory: _stamp(directory)
-    for directory in sorted(versions_in(folder), key=_number, reverse=True)
-  }
+  return {directory: _stamp(directory) for directory in reversed(versions.served(folder))}
 
 
 def _number(directory: Path) -> int:

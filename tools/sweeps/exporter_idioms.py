@@ -73,8 +73,8 @@ def _onnx(files: Mapping[str, pathlib.Path], inputs: Mapping[str, np.ndarray]) -
 
 
 def _tfjs(files: Mapping[str, pathlib.Path], inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+  from jax2tf.converters.bundle import manifest  # noqa: PLC0415
   from jax2tf.converters.comparison import plan  # noqa: PLC0415  (which imports TensorFlow)
-  from jax2tf.converters.saved_model import manifest  # noqa: PLC0415
   from jax2tf.converters.tfjs import runtime  # noqa: PLC0415
 
   run = plan.Run(

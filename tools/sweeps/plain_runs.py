@@ -18,10 +18,11 @@ import tqdm
 
 import jax2tf
 from jax2tf.converters import onnx, tflite
+from jax2tf.converters.bundle.notation import Spec
 from jax2tf.converters.comparison import answers, calls, plan
-from jax2tf.converters.comparison.report import HOSTILE, SUBNORMAL
 from jax2tf.converters.export.source import Runner
-from jax2tf.converters.saved_model.notation import Spec
+from jax2tf.converters.saved_model.arguments import tensor_specs
+from jax2tf.converters.saved_model.draws import HOSTILE, SUBNORMAL
 from jax2tf.converters.tflite import runtime
 from jax2tf.tools.sweeps.runtimes import Case
 
@@ -51,9 +52,7 @@ class Asked:
     variables = jax.tree.map(lambda x: tf.Variable(np.asarray(x)), params)
     names = list(self._case.signature.record.outputs)
 
-    @tf.function(
-      autograph=False, input_signature=[spec.tensor(name) for name, spec in specs.items()]
-    )
+    @tf.function(autograph=False, input_signature=list(tensor_specs(self.entry.inputs).values()))
     def function(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
       return dict(zip(names, jax.tree.leaves(convert(variables, *inputs)), strict=True))
 

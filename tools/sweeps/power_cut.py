@@ -35,9 +35,8 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from jax2tf import durable
 from jax2tf.converters import onnx, saved_model, tflite
-from jax2tf.converters.saved_model import publish
+from jax2tf.converters.bundle import durable, publish, versions
 from jax2tf.tools.sweeps import measure, reports
 
 # ext4.h: EXT4_IOC_SHUTDOWN, and its flag for "without writing the journal".
@@ -139,13 +138,14 @@ def _overwrite(model: saved_model.Model, folder: Path) -> Path:
 
 def _of_saved_model(folder: Path) -> float | None:
   # a half version would be seen by a server, also beside a newer one
-  for version in publish.versions(folder):
+  for version in versions.numbered(folder):
     tf.saved_model.load(str(folder / str(version)))
-  if (found := publish.saved_model_in(folder)) is None:
+  publish.recover(folder, clear=False)
+  newest = versions.newest(folder)
+  if newest is None:
     return None
-  return float(
-    tf.saved_model.load(str(found)).signatures["serving_default"](x=tf.ones([1, _WIDTH]))["y"][0, 0]
-  )
+  serve = tf.saved_model.load(str(newest)).signatures["serving_default"]
+  return float(serve(x=tf.ones([1, _WIDTH]))["y"][0, 0])
 
 
 def _of_onnx(folder: Path) -> float | None:
@@ -256,7 +256,7 @@ class Cutter:
     found = self._outcome(ended)
     if found in ("old", "new"):
       self._before = self._number if found == "new" else self._before
-      for version in publish.versions(self._folder)[:-2]:
+      for version in versions.numbered(self._folder)[:-2]:
         shutil.rmtree(self._folder / str(version))
     else:
       self._start()

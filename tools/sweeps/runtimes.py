@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from jax2tf.converters import saved_model, verify
+from jax2tf.converters.bundle.notation import Spec
 from jax2tf.converters.comparison import calls, plan
 from jax2tf.converters.export.source import Exported, Runner, Signature, Source
-from jax2tf.converters.saved_model.notation import Spec
 from jax2tf.converters.tfjs import page, runtime
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent

@@ -19,7 +19,7 @@ import tensorflow as tf
 import tqdm
 
 from jax2tf.converters import saved_model
-from jax2tf.converters.saved_model.notation import Spec
+from jax2tf.converters.bundle.notation import Spec
 from jax2tf.examples import minilm
 from jax2tf.tools.sweeps import measure, reports, workers
 from jax2tf.tools.sweeps.speed_models import MODELS

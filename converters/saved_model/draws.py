@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..saved_model.notation import Spec
-from .report import HOSTILE, SUBNORMAL
+from ..bundle.notation import Spec
 
+Examples = Mapping[str, Any]  # {input: array, or callable(rng, shape, dtype) -> array}
+# The kinds of inputs, besides ordinary ones and those that the caller gives.
+SUBNORMAL, HOSTILE, REPRESENTATIVE = "subnormal", "hostile", "representative"
 UNKNOWN = 3  # for a size that the caller leaves open, in inputs of TensorFlow functions
 
 

@@ -13,15 +13,10 @@ import tempfile
 from collections.abc import Iterator
 from numbers import Integral
 from pathlib import Path
-from typing import Any
 
-from google.protobuf import message
-from tensorflow.core.protobuf import saved_model_pb2
+from . import durable, paths, versions
+from .files import SAVED_MODEL
 
-from jax2tf import durable, paths
-
-# What readers look for. It is copied last.
-SAVED_MODEL = "saved_model.pb"
 _PREFIX = ".saving-"
 # The folder in a temporary place for a version that is moved aside where two paths cannot be
 # exchanged; its name there is its own.
@@ -111,14 +106,15 @@ def publish(written: Path, directory: Path, version: int | None, overwrite: bool
     FileExistsError: the version exists and `overwrite` is False.
   """
   while True:
-    target = directory / str(next_version(directory) if version is None else version)
+    free = 1 + max(versions.numbered(directory), default=0)
+    target = directory / str(free if version is None else version)
     if target.exists() and version is not None:
       if not overwrite:
         refuse_existing(target)
       replace_folder(written, target)
       return target
     try:
-      move(written, target, last=SAVED_MODEL)
+      move(written, target, last=SAVED_MODEL)  # what readers look for
       return target
     except OSError:
       if version is not None or not target.exists():
@@ -154,47 +150,30 @@ def replace_folder(written: Path, target: Path) -> None:
   aside.rename(aside.with_name("removed"))
 
 
-def next_version(directory: Path) -> int:
-  """The number after the newest version."""
-  return 1 + max(versions(directory), default=0)
+def saved_model_in(path: Path, argument: str = "") -> Path:
+  """`path` if it is a SavedModel, or the newest version in it.
 
+  Args:
+    path: the directory of a version, or that of a model.
+    argument: its name, for errors.
 
-def versions(directory: Path) -> list[int]:
-  """The version numbers that a server would find, in order."""
-  return (
-    sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())
-    if directory.exists()
-    else []
-  )
-
-
-def saved_model_in(path: Path) -> Path | None:
-  """`path` if it is a SavedModel, or the newest version in it; None if it is neither."""
+  Raises:
+    FileNotFoundError: it is neither.
+  """
   if not isinstance(path, paths.Address):
     for folder in (path, path.parent):
       recover(folder, clear=False)
-  if (path / SAVED_MODEL).exists():
-    return path
-  found = path.iterdir() if path.is_dir() else ()
-  return max(
-    (p for p in found if p.name.isdecimal() and (p / SAVED_MODEL).exists()),
-    key=lambda p: int(p.name),
-    default=None,
+  newest = versions.newest(path)
+  if newest is not None:
+    return newest
+  if argument:
+    raise FileNotFoundError(
+      f"{argument} = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a "
+      "model there first"
+    )
+  raise FileNotFoundError(
+    f"{path} is neither a SavedModel nor a directory of versions: there is no saved_model.pb"
   )
-
-
-def meta_graph(directory: Path) -> Any:
-  """The MetaGraphDef of a SavedModel.
-
-  Raises:
-    ValueError: the file is damaged.
-  """
-  file = directory / SAVED_MODEL
-  try:
-    (found,) = saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs
-  except (message.DecodeError, ValueError) as error:
-    raise ValueError(f"{file} is damaged: {error}; save the model again") from error
-  return found
 
 
 def check_version(directory: Path, version: int | None, overwrite: bool) -> None:
@@ -225,8 +204,8 @@ def refuse_version(directory: Path) -> None:
     if directory.name.isdecimal() and not directory.exists() and directory.parent.is_dir()
     else ()
   )
-  if (directory / SAVED_MODEL).exists() or any(
-    each.name.isdecimal() and (each / SAVED_MODEL).exists() for each in others
+  if versions.is_saved_model(directory) or any(
+    each.name.isdecimal() and versions.is_saved_model(each) for each in others
   ):
     raise FileExistsError(
       f"{directory} is a version of a model, and not its folder; pass {directory.parent} with "

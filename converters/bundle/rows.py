@@ -1,18 +1,11 @@
-"""Parses the dimensions in a manifest, and decides whether the rows of a signature are independent
-of each other."""
+"""Decides from a manifest whether the rows of a signature are independent of each other."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
-Dimensions = tuple[str, ...]
-
-
-def of(written: str) -> Dimensions:
-  """f32[b,max(a, 2),784] -> ("b", "max(a, 2)", "784")."""
-  shape = written.partition("[")[2].removesuffix("]")
-  return tuple(dim.strip() for dim in re.split(r",(?![^()]*\))", shape)) if shape else ()
+Dimensions = tuple[str, ...]  # ("b", "max(a, 2)", "784")
 
 
 def fault(
@@ -44,8 +37,8 @@ def fault(
 
 def bound(symbol: str, constraints: Sequence[str]) -> int | None:
   """The largest size that a constraint `symbol <= n` allows."""
-  found = [re.fullmatch(rf"\s*{symbol}\s*<=\s*(\d+)\s*", text) for text in constraints]
-  return min((int(match[1]) for match in found if match), default=None)
+  matches = [re.fullmatch(rf"\s*{symbol}\s*<=\s*(\d+)\s*", text) for text in constraints]
+  return min((int(match[1]) for match in matches if match), default=None)
 
 
 def _has(symbol: str, text: str) -> bool:

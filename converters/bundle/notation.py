@@ -4,14 +4,12 @@ notation."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
+import ml_dtypes  # noqa: F401  (gives NumPy the dtypes of JAX: np.dtype("bfloat16"))
 import numpy as np
-import tensorflow as tf
-from jax import export
 
 _NOTATION = re.compile(r"\s*(?P<dtype>\w+)\s*\[(?P<dims>.*)\]\s*")
 _KINDS = {"i": "int", "u": "uint", "f": "float", "bf": "bfloat", "c": "complex"}
@@ -51,17 +49,10 @@ class Spec:
 
   @classmethod
   def of(cls, array: Any) -> Spec:
-    """The spec of anything with a shape and a dtype."""
-    if not isinstance(array.shape, tf.TensorShape):
-      return cls(
-        np.dtype(array.dtype),
-        tuple(int(d) if isinstance(d, int | np.integer) else str(d) for d in array.shape),
-      )
-    dtype = np.dtype(array.dtype.as_numpy_dtype)
-    return cls(
-      dtype,
-      None if array.shape.rank is None else tuple("?" if d is None else d for d in array.shape),
-    )
+    """The spec of anything with a shape and a dtype, of NumPy, JAX or TensorFlow."""
+    dtype = np.dtype(getattr(array.dtype, "as_numpy_dtype", array.dtype))
+    rank_is_unknown = getattr(array.shape, "rank", 0) is None  # a tf.TensorShape
+    return cls(dtype, None if rank_is_unknown else tuple(map(_dim, array.shape)))
 
   def __str__(self) -> str:
     name = (
@@ -82,16 +73,23 @@ class Spec:
       None if self.dims is None else tuple(d if isinstance(d, int) else None for d in self.dims)
     )
 
-  def tensor(self, name: str) -> tf.TensorSpec:
-    """The tf.TensorSpec of this name."""
-    return tf.TensorSpec(self.sizes, tf.string if self.is_string else self.dtype, name)
+  @property
+  def texts(self) -> tuple[str, ...]:
+    """The dimensions as text: ("b", "784"), or ("...",) for an unknown rank."""
+    return ("...",) if self.dims is None else tuple(map(str, self.dims))
+
+
+def _dim(size: Any) -> int | str:
+  if size is None:
+    return "?"
+  return int(size) if isinstance(size, int | np.integer) else str(size)
 
 
 def _dtype(name: str) -> np.dtype[Any]:
   if name == "string":
     return _STRING
   full = re.sub(r"([iuc]|b?f)(?=\d+)", lambda m: _KINDS[m[1]], name)
-  dtype = jnp.dtype(full)
+  dtype = np.dtype(full)
   if dtype.name != full:  # NumPy reads "float" as float64
     raise TypeError
   return dtype
@@ -124,21 +122,6 @@ def dimensions(specs: Mapping[str, str]) -> list[str]:
   """
   parsed = [Spec.parse(text, f"input {name!r}") for name, text in specs.items()]
   return variables(str(dim) for spec in parsed for dim in spec.dims or ())
-
-
-def check_constraint(text: str, known: Sequence[str]) -> None:
-  """Raises ValueError if the text is not a condition on the `known` dimension variables."""
-  try:
-    export.SymbolicScope([text])
-  except ValueError as error:
-    raise ValueError(
-      f"polymorphic_constraints = {text!r}: {str(error).rpartition('parsing error: ')[2]}"
-    ) from error
-  if strange := [name for name in variables([text]) if name not in known]:
-    raise ValueError(
-      f"polymorphic_constraints = {text!r} names {strange[0]!r}, but the variables of the inputs "
-      f"are: {', '.join(known) or 'none'}"
-    )
 
 
 def variables(texts: Iterable[str]) -> list[str]:

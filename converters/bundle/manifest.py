@@ -1,0 +1,178 @@
+"""The manifest of a SavedModel: `assets.extra/jax2tf.json`, plain JSON."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import files, paths
+
+_FORMAT = 1
+_PACKAGES = ("jax2tf", "jax", "jaxlib", "tensorflow", "numpy")
+
+
+def _versions() -> dict[str, str]:
+  found = {"python": platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+      found[package] = "unknown"
+  return found
+
+
+@dataclass(frozen=True)
+class SignatureRecord:
+  """One signature.
+
+  Attributes:
+    inputs: {name: dtype and shape in jaxpr notation}, "f32[b,784]". Inputs of TensorFlow functions
+      are "string[?]".
+    outputs: the same for the results.
+    defaults: names of the inputs that a request may omit.
+    passed_through: names of the inputs that the signature returns unchanged.
+    jaxpr: SHA-256 of the text of the jaxpr, without source lines.
+    preprocessed, postprocessed: whether TensorFlow functions run before and after the JAX function.
+    stateful: whether a call reads and changes the state.
+    resets: whether it only restores the initial state.
+    declared: the inputs of `preprocess` as they were given, with their dimension variables,
+      "string[b]".
+  """
+
+  inputs: Mapping[str, str]
+  outputs: Mapping[str, str]
+  defaults: list[str] = field(default_factory=list)
+  passed_through: list[str] = field(default_factory=list)
+  jaxpr: str = ""
+  preprocessed: bool = False
+  postprocessed: bool = False
+  stateful: bool = False
+  resets: bool = False
+  declared: Mapping[str, str] = field(default_factory=dict)
+
+  @property
+  def own_inputs(self) -> list[str]:
+    """Names of the inputs that the function takes, without those passed through."""
+    return [name for name in self.inputs if name not in self.passed_through]
+
+
+@dataclass(frozen=True)
+class Manifest:
+  """The contents of the manifest.
+
+  Attributes:
+    signatures: {name: record}.
+    constraints: conditions on the dimension variables, as given to `convert`.
+    parameters: {path: dtype and shape in jaxpr notation}.
+    weights: SHA-256 of the values of the parameters, in order of their paths.
+    with_gradient: whether the loaded model has derivatives.
+    idioms: as for `jax2tf.convert`.
+    state: {path: dtype and shape in jaxpr notation} of the state, as stored.
+    state_values: SHA-256 of the values of the state; empty without one.
+    created: time of creation, UTC, ISO 8601.
+    versions: {package: version} of Python and of the packages that made the model.
+  """
+
+  signatures: Mapping[str, SignatureRecord]
+  constraints: list[str]
+  parameters: Mapping[str, str]
+  weights: str
+  with_gradient: bool
+  idioms: str = "exact"
+  state: Mapping[str, str] = field(default_factory=dict)
+  state_values: str = ""
+  created: str = field(
+    default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+  )
+  versions: Mapping[str, str] = field(default_factory=_versions)
+
+  def write(self, directory: Path) -> None:
+    """Writes the file into a SavedModel.
+
+    Args:
+      directory: of the SavedModel.
+
+    Raises:
+      OSError: the directory does not exist, or cannot be written.
+    """
+    file = directory / files.MANIFEST
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(
+      json.dumps({"format": _FORMAT} | asdict(self), indent=2) + "\n", encoding="utf-8"
+    )
+
+
+def read(directory: paths.Given) -> Manifest:
+  """The manifest of a SavedModel.
+
+  Args:
+    directory: the directory of one version, or its address.
+
+  Returns:
+    the manifest that `Model.save` wrote.
+
+  Raises:
+    FileNotFoundError: `jax2tf.converters.saved_model` did not save this directory.
+    ValueError: the manifest has a newer format, or is damaged.
+
+  Examples:
+    >>> import numpy as np
+    >>> from jax2tf.converters import saved_model
+    >>> from jax2tf.converters.saved_model import manifest
+    >>> w = np.eye(2, dtype=np.float32)
+    >>> path = saved_model.save(
+    ...   lambda w, x: x @ w, w, "described", inputs={"x": "f32[b,2]"}, outputs=["y"]
+    ... )
+    >>> manifest.read(path).signatures["serving_default"].outputs
+    {'y': 'f32[b,2]'}
+  """
+  place = paths.of(directory, "directory") / files.MANIFEST
+  if not place.exists():
+    raise FileNotFoundError(
+      f"{directory} has no {files.MANIFEST}: jax2tf.converters.saved_model did not save it"
+    )
+  with paths.fetched(place) as file:
+    text = file.read_bytes()
+  try:
+    found = json.loads(text)
+    if found.pop("format") != _FORMAT:
+      raise ValueError("of another format")
+    found["signatures"] = {
+      name: SignatureRecord(**record) for name, record in found["signatures"].items()
+    }
+    return Manifest(**found)
+  except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    raise ValueError(
+      f"{place} cannot be read by this jax2tf ({error}); save the model again"
+    ) from error
+
+
+def hash_of_arrays(arrays: Iterable[Any]) -> str:
+  """SHA-256 of the bytes of these arrays, without copies."""
+  digest = hashlib.sha256()
+  for array in arrays:
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+  return digest.hexdigest()
+
+
+def hash_of_jaxpr(jaxpr: Any) -> str:
+  """SHA-256 of the text of a jaxpr, without parts that change from run to run."""
+  try:
+    text = str(jaxpr)
+  # JAX 0.12 cannot print an equation that was bound without out_dtype, for example by
+  # lax.mul_p.bind(x, y)
+  except KeyError:
+    text = "\n".join(
+      f"{eqn.primitive} {[str(v.aval) for v in (*eqn.invars, *eqn.outvars)]}" for eqn in jaxpr.eqns
+    )
+  return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", text).encode()).hexdigest()
