@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import jax2tf
-from tests.test_documents import PUBLIC, exported
+from tests.test_documents import PUBLIC
 
 # What needs more than a doctest has, or only holds values.
 WITHOUT_EXAMPLE = {
@@ -40,10 +40,7 @@ WITHOUT_EXAMPLE = {
 
 def public() -> Iterator[tuple[str, Any]]:
   """(name, function or class), methods too."""
-  for module, names in [
-    ("jax2tf", jax2tf.__all__),
-    *((module, exported(file)) for module, file in PUBLIC.items()),
-  ]:
+  for module, names in [("jax2tf", jax2tf.__all__), *PUBLIC.items()]:
     for name in names:
       value = getattr(importlib.import_module(module), name)
       if inspect.isfunction(value):

@@ -90,33 +90,47 @@ def test_the_source_files_that_developers_read_of_are_there() -> None:
   assert [name for name in named if not any(file.endswith(f"/{name}") for file in ours)] == []
 
 
-# What users import besides jax2tf itself: files whose `__all__` the reference has.
-PUBLIC = {
-  "jax2tf.converters.saved_model": "converters/saved_model/__init__.py",
-  "jax2tf.converters.saved_model.manifest": "converters/saved_model/manifest.py",
-  "jax2tf.converters.saved_model.warmup": "converters/saved_model/warmup.py",
-  "jax2tf.converters.onnx": "converters/onnx/__init__.py",
-  "jax2tf.converters.tflite": "converters/tflite/__init__.py",
-  "jax2tf.converters.tfjs": "converters/tfjs/__init__.py",
-  "jax2tf.converters.verify": "converters/verify/__init__.py",
-  "jax2tf.keras": "jax2tf/keras/__init__.py",
-  "jax2tf.dtensor": "jax2tf/dtensor.py",
-  "jax2tf.tools.batch.engines": "tools/batch/engines.py",
-  "jax2tf.tools.batch.on_beam": "tools/batch/on_beam.py",
-  "jax2tf.tools.batch.on_ray": "tools/batch/on_ray.py",
-  "jax2tf.tools.batch.worker": "tools/batch/worker.py",
-}
-
-
-def exported(file: str) -> list[str]:
+def _all(file: Path) -> list[str]:
   """`__all__`, without an import: some need packages that a user may not have."""
-  body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
-  [names] = [
+  body = ast.parse(file.read_text(encoding="utf-8")).body
+  names = [
     node.value
     for node in body
     if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
   ]
-  return list(ast.literal_eval(names))
+  return list(ast.literal_eval(names[0])) if names else []
+
+
+def _public() -> dict[str, list[str]]:
+  """{module: its names} of what users import besides jax2tf itself: what has `__all__` is public.
+  Of `jax2tf.converters` the names are its packages."""
+  files = [
+    (folder, file)
+    for folder in ("jax2tf", "converters", "tools")
+    for file in sorted((ROOT / folder).rglob("*.py"))
+  ]
+  public = {}
+  for folder, file in files:
+    parts = file.relative_to(ROOT / folder).with_suffix("").parts
+    within = parts[:-1] if parts[-1] == "__init__" else parts
+    module = ".".join(("jax2tf", *([] if folder == "jax2tf" else [folder]), *within))
+    if names := _all(file):
+      public[module] = names
+  return {
+    module: names
+    for module, names in public.items()
+    if module not in ("jax2tf", "jax2tf.converters")
+  }
+
+
+PUBLIC = _public()
+
+
+def test_the_packages_of_the_converters_are_public() -> None:
+  packages = _all(ROOT / "converters" / "__init__.py")
+  assert {f"jax2tf.converters.{name}" for name in packages} == {
+    module for module in PUBLIC if re.fullmatch(r"jax2tf\.converters\.\w+", module)
+  }
 
 
 def test_the_code_of_contributing_is_that_of_the_source() -> None:
@@ -194,7 +208,7 @@ def test_the_reference_has_every_public_name() -> None:
   # `jax2tf.install` is a module too, by which `python -m jax2tf.install` runs; MkDocs takes that
   # one for it.
   entries = ["jax2tf.install" if entry == "jax2tf.drop_in.install" else entry for entry in entries]
-  names = {f"{module}.{name}" for module, file in PUBLIC.items() for name in exported(file)}
+  names = {f"{module}.{name}" for module, public in PUBLIC.items() for name in public}
   assert sorted(entries) == sorted(names | {f"jax2tf.{name}" for name in jax2tf.__all__})
 
 
