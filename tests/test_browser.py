@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import tfjs
-from jax2tf.converters.comparison.report import Latency, Report, Row
+from jax2tf.converters.verify.report import Latency, Report, Row
 from jax2tf.examples import minilm, minilm_text
 from jax2tf.examples.gallery import sentence_search
 

@@ -24,8 +24,8 @@ import tensorflow as tf
 
 import jax2tf
 from jax2tf.converters import onnx, saved_model, tfjs, tflite, verify
-from jax2tf.converters.comparison import plan
 from jax2tf.converters.saved_model import values
+from jax2tf.converters.verify import plan
 from jax2tf.tools.cli import _progress, _words
 from tests import command_line_errors as errors
 from tests import warm_python

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import saved_model
-from jax2tf.converters.comparison import plan
 from jax2tf.converters.export.source import Source
+from jax2tf.converters.verify import plan
 from tests import models
 from tests.case import xla_ops
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from jax2tf.converters import onnx, saved_model, tfjs, tflite
 from jax2tf.converters.bundle import paths, versions
-from jax2tf.converters.comparison.report import Report
 from jax2tf.converters.saved_model import manifest
 from jax2tf.converters.verify import verify
+from jax2tf.converters.verify.report import Report
 from jax2tf.tools.batch import contract
 from jax2tf.tools.cli import _loading
 from jax2tf.tools.cli.main import main

@@ -13,7 +13,7 @@ from jax import tree_util
 import jax2tf
 import jax2tf.keras
 from jax2tf.converters import saved_model
-from jax2tf.converters.comparison.precision import of_results
+from jax2tf.converters.verify.precision import of_results
 from tests.case import close
 
 X = np.arange(3, dtype=np.float32)

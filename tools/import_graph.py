@@ -89,7 +89,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
       "jax2tf.converters.stages",
     ),
   ),
-  ("comparison", ("jax2tf.converters.comparison*", "jax2tf.converters.verify*")),
+  ("verification", ("jax2tf.converters.verify*",)),
   ("exporters", ("jax2tf.converters*",)),
   ("Keras", ("jax2tf.keras*",)),
   ("tools", ("jax2tf.tools*", "jax2tf.examples*")),

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from jax2tf import _tf_compat
 
-from ..comparison import calls
+from ..bundle import graphs
 
 # (the op to replace, for its attributes; its operands in the new graph) -> its results.
 Replacement: TypeAlias = Callable[..., Sequence[Any]]
@@ -103,7 +103,7 @@ def replayed(
     its flat results, and the state after it.
   """
   definition = concrete.graph.as_graph_def()
-  if written := [op for op in calls.writers(definition) if not (state and op == _ASSIGN)]:
+  if written := [op for op in graphs.writers(definition) if not (state and op == _ASSIGN)]:
     raise ValueError(f"it writes variables ({', '.join(written)}), which would be dropped silently")
   variables = {id(v.handle): v for v in concrete.graph.variables}
   captured = [variables.get(id(outer), outer) for outer, _ in concrete.graph.captures]

@@ -27,15 +27,15 @@ from jax2tf.errors import Gap, warn_user
 from jax2tf.idioms import fused
 
 from .. import stages
-from ..bundle import manifest, paths, publish
-from ..comparison import answers as compare
-from ..comparison import calls, plan
-from ..comparison.calls import Answer
-from ..comparison.report import Report
+from ..bundle import graphs, manifest, paths, publish
+from ..bundle.calls import Answer
 from ..saved_model import kinds
 from ..saved_model.builder import Model
 from ..saved_model.draws import HOSTILE, SUBNORMAL
 from ..saved_model.state import State
+from ..verify import answers as compare
+from ..verify import plan
+from ..verify.report import Report
 from . import replay
 
 # Runs of a file -> the answer of its runtime to each.
@@ -202,7 +202,7 @@ class Source:
     target may support a state."""
     for name, signature in self.signatures.items():
       if not (has_state and signature.state) and (
-        found := calls.writers(signature.function.graph.as_graph_def())
+        found := graphs.writers(signature.function.graph.as_graph_def())
       ):
         raise ExportError(
           target,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..comparison import calls
+from ..bundle import graphs
 from ..export import replay
 from ..export.registry import MOVES
 from ..export.replay import Replacement
@@ -47,7 +47,7 @@ def held(function: Any) -> Any:
 def is_in(function: Any) -> bool:
   """Whether an op of the ConcreteFunction has it."""
   values = (
-    value for node in calls.nodes(function.graph.as_graph_def()) for value in node.attr.values()
+    value for node in graphs.nodes(function.graph.as_graph_def()) for value in node.attr.values()
   )
   return any(tf.bfloat16.as_datatype_enum in (value.type, *value.list.type) for value in values)
 

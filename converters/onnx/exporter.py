@@ -17,10 +17,10 @@ import numpy as np
 
 from jax2tf.idioms import fused as fused_idioms
 
-from ..bundle import paths, publish
-from ..comparison import calls, plan
+from ..bundle import calls, paths, publish
 from ..export.source import Exported, ExportError, Signature, Source, single
 from ..saved_model.builder import Model
+from ..verify import plan
 from . import bfloat16
 from .model import OPSET, RUNTIME, Translated, extra, lacking_kernels, quiet_options, translated
 

@@ -24,12 +24,12 @@ import tensorflow as tf
 from jax2tf.idioms import fused as fused_idioms
 
 from ..bundle import paths, publish
+from ..bundle.calls import Answer
 from ..bundle.notation import Spec
-from ..comparison import plan
-from ..comparison.calls import Answer
-from ..comparison.report import Report
 from ..export.source import Exported, ExportError, Signature, Source, single
 from ..saved_model.builder import Model
+from ..verify import plan
+from ..verify.report import Report
 from . import files, runtime
 from .dtypes import HELD
 from .page import Page, template

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import extras
 from ..bundle import paths
-from ..comparison.plan import Run
+from ..verify.plan import Run
 from . import files
 
 _HERE = Path(__file__).parent

@@ -1,13 +1,13 @@
-// Runs a model on a list of inputs in one backend of TF.js: node run.cjs <folder of tfjs> <model> <exchange> <backend>
+// Runs a model on a list of inputs in one backend of TF.js: node run.cjs <folder of tfjs> <model> <backend> <request> <response>
 //
-// <exchange>/runs.json lists the runs: {inputs: {name: {dtype, shape, offset}}, timed}; all arrays stand in runs.bin. The answers go to
-// answers.json and answers.bin, alike: numbers never pass through decimal text.
+// The protocol of bundle/children.py. The request is a line of JSON, {runs: [{inputs: {name: {dtype, shape, offset}}, timed}], outputs}, and
+// after it the arrays. The response has the same form, one answer for each run: numbers never pass through decimal text.
 'use strict';
 const fs = require('fs');
 const path = require('path');
 const {createRequire} = require('module');
 
-const [, , packages, model, exchange, backend] = process.argv;
+const [, , packages, model, backend, request, response] = process.argv;
 const from = createRequire(path.join(packages, 'package.json'));
 console.log = console.info = () => {};  // TF.js greets in node
 const tf = from('@tensorflow/tfjs');
@@ -37,8 +37,10 @@ async function main() {
   const weights = new Set(Object.values(graph.weights).flat().map(tensor => tensor.id));
   const disposed = ([tensor]) => weights.has(tensor.id) || tensor.dispose();  // an output may be a weight
   const asynchronous = graph.metadata.asynchronous;
-  const {runs, outputs} = JSON.parse(fs.readFileSync(path.join(exchange, 'runs.json'), 'utf8'));
-  const data = fs.readFileSync(path.join(exchange, 'runs.bin'));
+  const asked = fs.readFileSync(request);
+  const end = asked.indexOf('\n');
+  const {runs, outputs} = JSON.parse(asked.subarray(0, end).toString());
+  const data = asked.subarray(end + 1);
   const answers = [];
   const blobs = [];
   let offset = 0;
@@ -69,7 +71,7 @@ async function main() {
       if (run.timed) {
         const seconds = [];
         let total = 0;
-        while (seconds.length < 20 && (seconds.length < 3 || total < 1)) {  // as comparison/calls.py has it
+        while (seconds.length < 20 && (seconds.length < 3 || total < 1)) {  // as bundle/calls.py has it
           const start = performance.now();
           (await once(inputs)).forEach(disposed);
           seconds.push((performance.now() - start) / 1e3);
@@ -83,9 +85,9 @@ async function main() {
     }
     Object.values(inputs).forEach(tensor => tensor.dispose());
     answers.push(answer);
+    fs.writeSync(1, 'done\n');
   }
-  fs.writeFileSync(path.join(exchange, 'answers.bin'), Buffer.concat(blobs));
-  fs.writeFileSync(path.join(exchange, 'answers.json'), JSON.stringify(answers));
+  fs.writeFileSync(response, Buffer.concat([Buffer.from(JSON.stringify(answers) + '\n'), ...blobs]));
 }
 
 main().catch(error => {

@@ -9,17 +9,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..bundle import durable
+from ..bundle import children, durable
+from ..bundle.calls import Answer
 from ..bundle.notation import Spec
-from ..comparison import answers as compare
-from ..comparison import plan
-from ..comparison.calls import Answer
+from ..verify import plan
 from . import rule
 
 VERSION = "4.22.0"
@@ -103,31 +102,16 @@ def answers(
   Raises:
     RuntimeError: TF.js cannot load the model.
   """
-  with tempfile.TemporaryDirectory(prefix="jax2tf-tfjs-") as name:
-    exchange = Path(name)
-    _write_runs(exchange, list(outputs), runs)
-    command = [
-      _program("node"),
-      str(_HERE / "run.cjs"),
-      str(folder),
-      str(model),
-      str(exchange),
-      backend,
-    ]
-    try:
-      done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=compare.PATIENCE
-      )
-    except subprocess.TimeoutExpired as error:
-      raise RuntimeError(
-        f"TF.js {VERSION} ({backend}) did not answer within {compare.PATIENCE} s"
-      ) from error
-    if done.returncode:
-      raise RuntimeError(
-        f"TF.js {VERSION} ({backend}) cannot load the model: {done.stderr.strip()[-2000:]}"
-      )
-    found: list[Answer] = json.loads((exchange / "answers.json").read_text(encoding="utf-8"))
-    data = (exchange / "answers.bin").read_bytes()
+  command = [_program("node"), str(_HERE / "run.cjs"), str(folder), str(model), backend]
+  request = _request(list(outputs), runs)
+  ended = children.program(command, request, patience=children.PATIENCE)
+  runtime = f"TF.js {VERSION} ({backend})"
+  if ended.late:
+    raise RuntimeError(f"{runtime} did not answer within {children.PATIENCE} s")
+  if ended.code:
+    raise RuntimeError(f"{runtime} cannot load the model: {ended.errors.strip()[-2000:]}")
+  head, _, data = ended.response.partition(b"\n")
+  found: list[Answer] = json.loads(head)
   for answer in found:
     arrays = {key: _array(data, spec) for key, spec in answer["outputs"].items()}
     answer["outputs"] = {
@@ -136,19 +120,20 @@ def answers(
   return found
 
 
-def _write_runs(exchange: Path, outputs: Sequence[str], runs: Sequence[plan.Run]) -> None:
-  listed, offset = [], 0
-  with (exchange / "runs.bin").open("wb") as stream:
-    for run in runs:
-      inputs = {}
-      for name, value in run.inputs.items():
-        array = as_held(value)
-        inputs[name] = {"dtype": array.dtype.name, "shape": array.shape, "offset": offset}
-        offset += stream.write(array.tobytes())
-      listed.append({"inputs": inputs, "timed": run.timed})
-  (exchange / "runs.json").write_text(
-    json.dumps({"runs": listed, "outputs": outputs}), encoding="utf-8"
-  )
+def _request(outputs: Sequence[str], runs: Sequence[plan.Run]) -> Iterator[bytes]:
+  """A line of JSON, and after it the arrays, to which it refers: numbers never pass through decimal
+  text. The response has the same form."""
+  listed, arrays, offset = [], [], 0
+  for run in runs:
+    inputs = {}
+    for name, value in run.inputs.items():
+      array = as_held(value)
+      inputs[name] = {"dtype": array.dtype.name, "shape": array.shape, "offset": offset}
+      arrays.append(array)
+      offset += array.nbytes
+    listed.append({"inputs": inputs, "timed": run.timed})
+  yield json.dumps({"runs": listed, "outputs": outputs}).encode() + b"\n"
+  yield from (array.tobytes() for array in arrays)
 
 
 def as_held(array: np.ndarray) -> np.ndarray:

@@ -1,5 +1,5 @@
 """Runs the signatures of a .tflite file in a separate process, because some LiteRT kernels abort
-the process.
+the process. See `bundle/children.py`.
 
 It is a script that needs only LiteRT and NumPy.
 """
@@ -7,9 +7,7 @@ It is a script that needs only LiteRT and NumPy.
 from __future__ import annotations
 
 import functools
-import pickle
 import runpy
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,28 +15,24 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import interpreter
 
-_calls = runpy.run_path(str(Path(__file__).parents[1] / "comparison" / "calls.py"))
+_calls = runpy.run_path(str(Path(__file__).parents[1] / "bundle" / "calls.py"))
 
 
-def main(request_file: str, response_file: str) -> None:
+def main(request: Mapping[str, Any]) -> list[dict[str, Any]]:
   """{"model": path, "runs": [{"signature", "inputs", "timed", "anew", "floats"}]} -> the list of
   answers, in order."""
-  request = pickle.loads(Path(request_file).read_bytes())
   answers: list[dict[str, Any]] = []
   try:
     runners = _opened(request["model"])
     for run in request["runs"]:
       if run["anew"]:
         runners = _opened(request["model"])
-      answers.append(
-        _calls["answered"](
-          functools.partial(_prepared, runners.get(run["signature"]), run), run["timed"]
-        )
-      )
-      print("done", flush=True)
+      prepared = functools.partial(_prepared, runners.get(run["signature"]), run)
+      answers.append(_calls["answered"](prepared, run["timed"]))
+      _calls["done"]()
   except Exception as error:  # the file cannot be opened
-    answers = [_calls["failed"](_calls["sentence"](error))] * len(request["runs"])
-  Path(response_file).write_bytes(pickle.dumps(answers))
+    return [_calls["failed"](_calls["sentence"](error))] * len(request["runs"])
+  return answers
 
 
 def _prepared(runner: Any, run: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
@@ -84,4 +78,4 @@ def _opened(path: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-  main(*sys.argv[1:])
+  _calls["respond"](main)

@@ -21,10 +21,10 @@ import tensorflow as tf
 from jax2tf.idioms import fused as fused_idioms
 
 from ..bundle import paths, publish
-from ..comparison import plan
 from ..export import replay
 from ..export.source import Exported, ExportError, Source, single
 from ..saved_model.builder import Model
+from ..verify import plan
 from . import quantized, runtime, state, training
 from .quantized import Quantization
 from .replacements import FUSED, TABLE

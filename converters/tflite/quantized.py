@@ -14,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from ..comparison import answers as compare
-from ..comparison import plan
-from ..comparison.report import Report, Row
 from ..export.source import ExportError, Source
 from ..saved_model import kinds
 from ..saved_model.draws import REPRESENTATIVE
+from ..verify import answers as compare
+from ..verify import plan
+from ..verify.report import Report, Row
 from . import runtime
 from .agreement import Agreement, cosine
 from .calibration import Dataset

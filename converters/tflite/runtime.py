@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import pickle
 import re
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -20,12 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from .. import extras
+from ..bundle import children
+from ..bundle.calls import Answer, failed
 from ..bundle.manifest import SignatureRecord
 from ..bundle.notation import Spec
-from ..comparison import answers as compare
-from ..comparison import plan
-from ..comparison.calls import Answer, failed
 from ..export.source import ExportError
+from ..verify import plan
 
 TARGET, RUNTIME = "tflite", "LiteRT"
 # Matches the ops without a kernel, and the types of their operands, in the last lines of the
@@ -113,34 +111,15 @@ def answers(
     }
     for run in runs
   ]
-  with tempfile.TemporaryDirectory(prefix="jax2tf-tflite-") as folder:
-    request, response = Path(folder, "request"), Path(folder, "response")
-    request.write_bytes(pickle.dumps({"model": str(model), "runs": requests}))
-    # -P keeps the script's folder, with modules of this package, off sys.path.
-    command = [
-      sys.executable,
-      "-P",
-      str(Path(__file__).with_name("child.py")),
-      str(request),
-      str(response),
-    ]
-    try:
-      child = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        timeout=compare.PATIENCE,
-      )
-    except subprocess.TimeoutExpired:
-      return [failed(f"{RUNTIME} did not answer within {compare.PATIENCE} s")] * len(runs)
-    if response.exists():
-      return list(pickle.loads(response.read_bytes()))
-  done = child.stdout.count("done")
-  last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-  where = f"run {done} of signature {runs[min(done, len(runs) - 1)].subject.name!r}"
-  problem = f"{RUNTIME} ended its process with {child.returncode} in {where}: {last}"
+  request = {"model": str(model), "runs": requests}
+  ended = children.script(Path(__file__).with_name("child.py"), request, patience=children.PATIENCE)
+  if ended.late:
+    return [failed(f"{RUNTIME} did not answer within {children.PATIENCE} s")] * len(runs)
+  if ended.response is not None:
+    return list(ended.response)
+  last = runs[min(ended.runs, len(runs) - 1)]
+  where = f"run {ended.runs} of signature {last.subject.name!r}"
+  problem = f"{RUNTIME} ended its process with {ended.code} in {where}: {ended.reason}"
   return [failed(problem)] * len(runs)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle import paths
-from ..comparison.report import extra
 from ..export.source import ExportError
 from ..saved_model.builder import Model
 from ..saved_model.draws import REPRESENTATIVE
+from ..verify.report import extra
 from . import quantized
 from .calibration import Dataset
 from .exporter import save_model

@@ -13,11 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from ..bundle import manifest
-from ..comparison import plan
-from ..comparison.calls import Answer
+from ..bundle.calls import Answer
 from ..export import replay
 from ..export.source import ExportError, Source
 from ..saved_model.state import State
+from ..verify import plan
 from . import runtime
 from .runtime import RUNTIME, TARGET
 

@@ -16,14 +16,14 @@ import tqdm
 from jax import tree_util
 
 from ..bundle import manifest
-from ..comparison import answers as compare
-from ..comparison import plan
-from ..comparison.report import Report
 from ..export.source import ExportError, Source
 from ..saved_model import draws
 from ..saved_model.arguments import Arguments
 from ..saved_model.builder import Model
 from ..saved_model.domain import Domain
+from ..verify import answers as compare
+from ..verify import plan
+from ..verify.report import Report
 from . import runtime
 from .replacements import TABLE
 from .runtime import RUNTIME, TARGET

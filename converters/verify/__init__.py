@@ -1,6 +1,6 @@
 """Compares a SavedModel, run in a process without JAX, with its JAX function."""
 
-from ..comparison.report import Latency, Report, Row, VerificationError
+from .report import Latency, Report, Row, VerificationError
 from .verification import verify
 
 __all__ = ["Latency", "Report", "Row", "VerificationError", "verify"]

@@ -1,35 +1,27 @@
 """The process that `verify` starts: runs a SavedModel with TensorFlow and NumPy, and prevents
-imports of JAX.
-
-Usage: python -P child.py REQUEST RESPONSE
-
-Both files are pickles of plain containers and NumPy arrays. The process prints a line on stdout
-after each run.
+imports of JAX. See `bundle/children.py`.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
 import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-_calls = runpy.run_path(str(Path(__file__).parents[1] / "comparison" / "calls.py"))
+_BUNDLE = Path(__file__).parents[1] / "bundle"
+_calls, _graphs = (runpy.run_path(str(_BUNDLE / name)) for name in ("calls.py", "graphs.py"))
 # Packages that the model must not need.
 ABSENT = ("jax", "jaxlib", "jax2tf")
 
 
-def main(request_file: str, response_file: str) -> None:
-  """Loads the model, runs the request, and writes the answers. A failure of the model is an answer
-  too."""
-  for package in ABSENT:
-    sys.modules[package] = None  # type: ignore[assignment]
-  import tensorflow as tf  # noqa: PLC0415  (behind the lines that hide JAX: TensorFlow imports it where it finds it)
+def main(request: dict[str, Any]) -> dict[str, Any]:
+  """Loads the model and runs the request. A failure of the model is an answer too."""
+  # behind the lines that hide JAX: TensorFlow imports it where it finds it
+  import tensorflow as tf  # noqa: PLC0415
 
-  request = pickle.loads(Path(request_file).read_bytes())
   response: dict[str, Any] = {"error": "", "signatures": [], "runs": []}
   try:
     model = tf.saved_model.load(request["directory"])
@@ -38,11 +30,10 @@ def main(request_file: str, response_file: str) -> None:
   except Exception as error:
     response["error"] = _calls["sentence"](error)
   packages = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
-  response |= {
+  return response | {
     "packages": sorted(packages),
     "versions": {"python": sys.version.split()[0], "tensorflow": tf.__version__},
   }
-  Path(response_file).write_bytes(pickle.dumps(response))
 
 
 def _answers(tf: Any, model: Any, runs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -52,7 +43,7 @@ def _answers(tf: Any, model: Any, runs: list[dict[str, Any]]) -> Iterator[dict[s
       for variable, value in saved:  # as if the model were loaded again
         variable.assign(value)
     yield _calls["answered"](functools.partial(_prepared, tf, model, run), run["timed"])
-    print("done", flush=True)
+    _calls["done"]()
 
 
 def _prepared(tf: Any, model: Any, run: dict[str, Any]) -> Callable[[], dict[str, Any]]:
@@ -69,7 +60,7 @@ def _outputs(signature: Any, tensors: dict[str, Any], state: dict[str, Any]) -> 
 def _written(model: Any) -> list[Any]:
   """The variables of a model whose signatures write variables, such as a training step."""
   for signature in model.signatures.values():
-    if _calls["writers"](signature.graph.as_graph_def()):
+    if _graphs["writers"](signature.graph.as_graph_def()):
       return list(
         {v.handle.ref(): v for s in model.signatures.values() for v in s.variables}.values()
       )
@@ -77,4 +68,6 @@ def _written(model: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-  main(*sys.argv[1:])
+  for package in ABSENT:
+    sys.modules[package] = None  # type: ignore[assignment]
+  _calls["respond"](main)

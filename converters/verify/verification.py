@@ -4,10 +4,6 @@ function."""
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +13,15 @@ import numpy as np
 import tqdm
 
 from .. import stages
-from ..bundle import manifest, notation, paths, publish
+from ..bundle import calls, children, manifest, notation, paths, publish
 from ..bundle.notation import Spec
-from ..comparison import answers as compare
-from ..comparison import calls, plan, subjects
-from ..comparison.report import Report, extra
 from ..saved_model import kinds, values
 from ..saved_model.arguments import check_constraint
 from ..saved_model.draws import HOSTILE, SUBNORMAL
 from ..saved_model.state import Layout
+from . import answers as compare
+from . import plan, subjects
+from .report import Report, extra
 
 
 def verify(
@@ -217,38 +213,18 @@ def _run_without_jax(
   if jax.default_backend() == "cpu":
     # Otherwise TensorFlow on a GPU, which multiplies in TF32, is compared with JAX on a CPU.
     environment["CUDA_VISIBLE_DEVICES"] = "-1"
-  with tempfile.TemporaryDirectory(prefix="jax2tf-verify-") as folder:
-    request_file, response_file, log = (
-      Path(folder, name) for name in ("request", "response", "log")
-    )
-    request_file.write_bytes(pickle.dumps(request))
-    # -P keeps the script's folder, with modules of this package, off sys.path.
-    command = [
-      sys.executable,
-      "-P",
-      str(Path(__file__).with_name("child.py")),
-      str(request_file),
-      str(response_file),
-    ]
-    with (
-      log.open("wb") as stderr,
-      subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True
-      ) as child,
-    ):
-      try:
-        for line in child.stdout or ():
-          progress.update(line == "done\n")
-      except BaseException:
-        child.kill()
-        raise
-    if response_file.exists():
-      return dict(pickle.loads(response_file.read_bytes()))
-    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-    return {
-      "error": f"its process ended with {child.returncode}: {last[0]}",
-      "signatures": [],
-      "runs": [],
-      "packages": [],
-      "versions": {},
-    }
+  ended = children.script(
+    Path(__file__).with_name("child.py"),
+    request,
+    environment=environment,
+    after_run=progress.update,
+  )
+  if ended.response is not None:
+    return dict(ended.response)
+  return {
+    "error": f"its process ended with {ended.code}: {ended.reason}",
+    "signatures": [],
+    "runs": [],
+    "packages": [],
+    "versions": {},
+  }

@@ -17,10 +17,10 @@ from jax.scipy.linalg import solve_triangular
 
 from jax2tf import _tf_compat, survey
 from jax2tf.converters import onnx, saved_model, tfjs, tflite
-from jax2tf.converters.comparison.plan import Comparison
 from jax2tf.converters.export import replay
 from jax2tf.converters.export.source import ExportError, Runner, Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE
+from jax2tf.converters.verify.plan import Comparison
 
 PARAMS = {
   "w": np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5),

@@ -11,10 +11,10 @@ import numpy as np
 import tqdm
 
 from jax2tf.converters import saved_model, verify
-from jax2tf.converters.comparison import answers as compare
-from jax2tf.converters.comparison.plan import Comparison
-from jax2tf.converters.comparison.precision import of_results
 from jax2tf.converters.export.source import Source
+from jax2tf.converters.verify import answers as compare
+from jax2tf.converters.verify.plan import Comparison
+from jax2tf.converters.verify.precision import of_results
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 

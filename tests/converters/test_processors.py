@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import saved_model, tflite
-from jax2tf.converters.comparison.plan import Comparison
 from jax2tf.converters.export.source import Source
 from jax2tf.converters.saved_model import manifest
+from jax2tf.converters.verify.plan import Comparison
 
 
 def cropped(height: int = 4) -> saved_model.Model:

@@ -17,8 +17,8 @@ import pytest
 
 from jax2tf.converters import onnx, saved_model, tflite
 from jax2tf.converters.bundle import durable, publish
-from jax2tf.converters.comparison.report import Report
 from jax2tf.converters.saved_model import manifest
+from jax2tf.converters.verify.report import Report
 from jax2tf.tools.batch import worker
 from jax2tf.tools.cli import query
 

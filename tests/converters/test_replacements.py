@@ -14,9 +14,9 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import onnx, tfjs, tflite
+from jax2tf.converters.bundle import calls
 from jax2tf.converters.bundle.manifest import SignatureRecord
 from jax2tf.converters.bundle.notation import Spec
-from jax2tf.converters.comparison import answers, calls
 from jax2tf.converters.export import registry, replay
 from jax2tf.converters.export.source import Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE as ONNX
@@ -25,6 +25,7 @@ from jax2tf.converters.tfjs.names import CONTROL, SUPPORTED
 from jax2tf.converters.tfjs.replacements import TABLE as TFJS
 from jax2tf.converters.tflite import exporter as exporter_of_tflite
 from jax2tf.converters.tflite.replacements import TABLE as TFLITE
+from jax2tf.converters.verify import answers
 from tests.converters.replacement_rows import Row, rows
 
 ROWS = list(rows())

@@ -14,11 +14,11 @@ import pytest
 from jax import lax
 
 from jax2tf.converters import saved_model
-from jax2tf.converters.comparison import answers as compare
-from jax2tf.converters.comparison.float64 import Wide, longest_sum
-from jax2tf.converters.comparison.plan import Comparison
-from jax2tf.converters.comparison.rounding import Measure, Rounding
 from jax2tf.converters.export.source import ExportError, Runner, Source
+from jax2tf.converters.verify import answers as compare
+from jax2tf.converters.verify.float64 import Wide, longest_sum
+from jax2tf.converters.verify.plan import Comparison
+from jax2tf.converters.verify.rounding import Measure, Rounding
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((8, 8), np.float32)

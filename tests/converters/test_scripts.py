@@ -20,8 +20,8 @@ from jax import lax
 
 import jax2tf
 from jax2tf.converters import onnx, saved_model, tflite
-from jax2tf.converters.comparison import answers
 from jax2tf.converters.tflite import runtime
+from jax2tf.converters.verify import answers
 
 X = np.linspace(-4, 4, 60, dtype=np.float32)
 LONG = np.linspace(-1, 1, 100, dtype=np.float32)

@@ -22,11 +22,10 @@ from jax.experimental import checkify
 
 from jax2tf.converters import saved_model, stages, verify
 from jax2tf.converters.bundle import paths
-from jax2tf.converters.comparison import answers as compare
-from jax2tf.converters.comparison import plan
 from jax2tf.converters.saved_model import manifest
 from jax2tf.converters.saved_model.domain import Domain
-from jax2tf.converters.verify import verification
+from jax2tf.converters.verify import answers as compare
+from jax2tf.converters.verify import plan, verification
 from jax2tf.converters.verify.child import ABSENT
 
 PARAMS = {"w": np.arange(1, 9, dtype=np.float32).reshape(4, 2) / 8}

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import saved_model
-from jax2tf.converters.comparison.plan import Comparison
 from jax2tf.converters.export.source import Source
+from jax2tf.converters.verify.plan import Comparison
 from tests.models import NAMES, load
 
 

@@ -14,8 +14,7 @@ from rich import box, console, table
 from rich import text as rich_text
 
 from jax2tf.converters import stages
-from jax2tf.converters.bundle import files, manifest, paths, publish
-from jax2tf.converters.comparison import calls
+from jax2tf.converters.bundle import files, graphs, manifest, paths, publish
 from jax2tf.converters.saved_model import values
 from jax2tf.tools import outside
 from jax2tf.tools.cli import _graphs, _weights
@@ -36,7 +35,7 @@ def _contents(path: Path) -> dict[str, Any]:
   with stages.stage("read the graph"):
     graph = values.meta_graph(path)
     functions = _graphs.of_functions(graph)
-  nodes = calls.nodes(graph.graph_def)
+  nodes = graphs.nodes(graph.graph_def)
   found: dict[str, Any] = {
     "bytes": sum(f.stat().st_size for f in path.rglob("*") if f.is_file()),
     "signatures": {

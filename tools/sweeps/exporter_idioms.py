@@ -21,7 +21,7 @@ from typing import Any
 import click
 import numpy as np
 
-from jax2tf.converters.comparison.report import machine
+from jax2tf.converters.verify.report import machine
 from jax2tf.tools.sweeps import measure, reports
 from jax2tf.tools.sweeps.idiom_models import MODELS
 from jax2tf.tools.sweeps.options import commas
@@ -74,8 +74,8 @@ def _onnx(files: Mapping[str, pathlib.Path], inputs: Mapping[str, np.ndarray]) -
 
 def _tfjs(files: Mapping[str, pathlib.Path], inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
   from jax2tf.converters.bundle import manifest  # noqa: PLC0415
-  from jax2tf.converters.comparison import plan  # noqa: PLC0415  (which imports TensorFlow)
   from jax2tf.converters.tfjs import runtime  # noqa: PLC0415
+  from jax2tf.converters.verify import plan  # noqa: PLC0415  (which imports TensorFlow)
 
   run = plan.Run(
     plan.Subject("serving_default", manifest.SignatureRecord({}, {}), lambda: None, []),

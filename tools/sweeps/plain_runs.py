@@ -18,12 +18,13 @@ import tqdm
 
 import jax2tf
 from jax2tf.converters import onnx, tflite
+from jax2tf.converters.bundle import calls
 from jax2tf.converters.bundle.notation import Spec
-from jax2tf.converters.comparison import answers, calls, plan
 from jax2tf.converters.export.source import Runner
 from jax2tf.converters.saved_model.arguments import tensor_specs
 from jax2tf.converters.saved_model.draws import HOSTILE, SUBNORMAL
 from jax2tf.converters.tflite import runtime
+from jax2tf.converters.verify import answers, plan
 from jax2tf.tools.sweeps.runtimes import Case
 
 RIGHT, REFUSED, WRONG = "right", "refused", "wrong"

@@ -19,10 +19,11 @@ import numpy as np
 import tensorflow as tf
 
 from jax2tf.converters import saved_model, verify
+from jax2tf.converters.bundle import calls
 from jax2tf.converters.bundle.notation import Spec
-from jax2tf.converters.comparison import calls, plan
 from jax2tf.converters.export.source import Exported, Runner, Signature, Source
 from jax2tf.converters.tfjs import page, runtime
+from jax2tf.converters.verify import plan
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 # Kept between runs: rows, compiled functions, the C program.

@@ -27,6 +27,7 @@ import jax
 import numpy as np
 import tqdm
 
+from jax2tf.converters.bundle import children
 from jax2tf.tools.sweeps import target_report, workers
 from jax2tf.tools.sweeps.options import commas
 
@@ -148,9 +149,7 @@ def _function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.nda
 def outcome(subject: str, target: str, steps: int) -> Outcome:
   """The outcome of one subject at one target; never raises. `steps` limits the length of
   programs."""
-  from jax2tf.converters.comparison import answers as compare  # noqa: PLC0415  (TensorFlow, which the waiting process does not need)
-
-  compare.PATIENCE = _PATIENCE - 60
+  children.PATIENCE = _PATIENCE - 60
   try:
     fun, arrays, group, dtype = _function(subject, steps)
   except Exception as error:
@@ -188,9 +187,9 @@ def _exported(
   import importlib  # noqa: PLC0415
 
   from jax2tf.converters import saved_model  # noqa: PLC0415
-  from jax2tf.converters.comparison import answers as compare  # noqa: PLC0415
-  from jax2tf.converters.comparison.precision import of_results  # noqa: PLC0415
   from jax2tf.converters.export.source import ExportError  # noqa: PLC0415
+  from jax2tf.converters.verify import answers as compare  # noqa: PLC0415
+  from jax2tf.converters.verify.precision import of_results  # noqa: PLC0415
 
   names = [f"x{i}" for i in range(len(arrays))]
   inputs = {

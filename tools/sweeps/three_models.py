@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf.converters.comparison.report import machine
+from jax2tf.converters.verify.report import machine
 from jax2tf.tools.sweeps import reports, wheels
 
 _REQUIREMENTS = ("jax2tf[keras,onnx,tflite,tfjs]", "flax", "openvino")

@@ -1,4 +1,5 @@
-"""One call of a model: its answer, its time, and whether it writes variables.
+"""One call of a model, in any runtime: its answer and its time. And the child's side of
+`children`.
 
 It imports only the standard library: processes without this package, and without JAX, load the file
 by its path.
@@ -6,20 +7,13 @@ by its path.
 
 from __future__ import annotations
 
+import pickle
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypedDict
-
-# Prefixes of ops that write a variable. Rng ops are those of tf.random.Generator.
-_WRITERS = (
-  "Assign",
-  "ResourceApply",
-  "ResourceScatter",
-  "ResourceSparseApply",
-  "ResourceStridedSliceAssign",
-  "Rng",
-)
 
 
 class Answer(TypedDict):
@@ -51,19 +45,6 @@ def sentence(error: Exception) -> str:
   return text if len(text) <= 400 else text[:400] + " ..."
 
 
-def nodes(definition: Any) -> list[Any]:
-  """The nodes of a GraphDef, those of its functions included."""
-  return [
-    *definition.node,
-    *(node for function in definition.library.function for node in function.node_def),
-  ]
-
-
-def writers(definition: Any) -> list[str]:
-  """The types of ops in a GraphDef that write a variable."""
-  return sorted({node.op for node in nodes(definition) if node.op.startswith(_WRITERS)})
-
-
 def median_seconds(call: Callable[[], Any]) -> float:
   """The median time of 3 to 20 runs of `call`, in about a second. `call` must have run before, and
   must wait for its result."""
@@ -73,3 +54,14 @@ def median_seconds(call: Callable[[], Any]) -> float:
     call()
     seconds.append(time.perf_counter() - start)
   return statistics.median(seconds)
+
+
+def respond(to: Callable[[Any], Any]) -> None:
+  """For a script that `children.script` started: writes the response to its request."""
+  request, response = map(Path, sys.argv[1:])
+  response.write_bytes(pickle.dumps(to(pickle.loads(request.read_bytes()))))
+
+
+def done() -> None:
+  """Tells the parent that a run has ended."""
+  print("done", flush=True)

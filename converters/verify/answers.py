@@ -16,10 +16,10 @@ import numpy as np
 import tqdm
 from jax.experimental import checkify
 
+from ..bundle.calls import Answer, median_seconds
 from ..saved_model import draws
 from ..saved_model.draws import SUBNORMAL
 from . import plan
-from .calls import Answer, median_seconds
 from .precision import of_results as precision_of_results
 from .report import Latency, Row
 from .rounding import SHARE_OF_LARGEST, Measure, Rounding
@@ -33,10 +33,6 @@ from .rounding import SHARE_OF_LARGEST, Measure, Rounding
 # `rounding`.
 _RTOL_UNITS = {8: 256, 4: 256, 2: 8, 1: 2}  # by itemsize
 _ATOL_UNITS = {8: 32, 4: 32, 2: 8, 1: 2}
-
-# Timeout in seconds for all answers of a runtime: with hostile inputs its loop may not end where
-# the reference's does.
-PATIENCE = 900
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Compares a model with its JAX function: inputs, tolerances, reports."""
