@@ -25,7 +25,6 @@ import tensorflow as tf
 import jax2tf
 from jax2tf.converters import onnx, saved_model, tfjs, tflite, verify
 from jax2tf.converters.saved_model import values
-from jax2tf.converters.verify import plan
 from jax2tf.tools.cli import _progress, _words
 from tests import command_line_errors as errors
 from tests import warm_python
@@ -73,7 +72,6 @@ def arguments() -> set[str]:
     verify.verify,
   ]
   functions += [
-    plan.Comparison,
     jax2tf.convert,
     saved_model.from_equinox,
     *(x for e in (onnx, tflite, tfjs) for x in (e.save, e.save_model)),

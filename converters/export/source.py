@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -226,9 +225,19 @@ class Source:
       for s in self.signatures.values()
     ]
 
+  @cached_property
+  def _planned(self) -> dict[Any, list[plan.Run]]:
+    """{key of the comparison: runs}."""
+    return {}
+
   def runs(self, options: plan.Comparison) -> list[plan.Run]:
     """The runs of `compared`: ordinary, hostile and subnormal inputs of each signature, at several
     sizes."""
+    if (key := options.key()) not in self._planned:
+      self._planned[key] = self._plan(options)
+    return self._planned[key]
+
+  def _plan(self, options: plan.Comparison) -> list[plan.Run]:
     given = dict(options.examples or {})
     for name in given:
       if not any(name in one.record.inputs for one in self.signatures.values()):
@@ -292,49 +301,6 @@ class Source:
         f"numbers:\n{lines}"
       )
     return report
-
-
-@dataclass(frozen=True)
-class Exported:
-  """The result of an export.
-
-  Attributes:
-    path: the file, or the folder.
-    report: the comparison with JAX.
-    size: the total size of the files in bytes.
-  """
-
-  path: Path
-  report: Report
-  size: int
-
-  @classmethod
-  def at(cls, path: Path, report: Report) -> Exported:
-    """From a published file or folder.
-
-    Args:
-      path: the file, or the folder.
-      report: the comparison with JAX.
-
-    Returns:
-      these with the total size of the files.
-    """
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return cls(path, report, sum(file.stat().st_size for file in files))
-
-
-def single(
-  answer: Runner, inputs: Mapping[str, Any], signature: str = "serving_default"
-) -> dict[str, np.ndarray]:
-  """{output: array} of one call. Raises RuntimeError, which quotes the runtime, if the call
-  fails."""
-  subject = plan.Subject(signature, manifest.SignatureRecord({}, {}), lambda: None, [])
-  (found,) = answer(
-    [plan.Run(subject, {}, "given", {name: np.asarray(x) for name, x in inputs.items()}, False)]
-  )
-  if found["error"]:
-    raise RuntimeError(found["error"])
-  return found["outputs"]
 
 
 def _functions(reference: Any, chosen: Mapping[str, Any]) -> Mapping[str, Any]:

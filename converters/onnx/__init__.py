@@ -1,6 +1,8 @@
 """Exports functions and SavedModels to ONNX."""
 
-from .exporter import IDIOMS, Exported, ExportError, run, save, save_model
+from ..export.pipeline import Exported
+from ..export.source import ExportError
+from .exporter import IDIOMS, run, save, save_model
 from .scripts import Prepared, custom_op_handlers, prepared
 
 __all__ = [

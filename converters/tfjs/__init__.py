@@ -1,7 +1,11 @@
 """Exports functions and SavedModels to TF.js."""
 
-from .exporter import BACKENDS, IDIOMS, Exported, ExportError, packages, run, save, save_model
+from ..export.pipeline import Exported
+from ..export.source import ExportError
+from .exporter import IDIOMS, run, save, save_model
 from .page import Page
+from .runtime import packages
+from .target import BACKENDS
 
 __all__ = [
   "BACKENDS",

@@ -10,38 +10,24 @@ there are any. `model.metadata.backends` lists the backends that can run the mod
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from jax2tf.idioms import fused as fused_idioms
 
-from ..bundle import paths, publish
-from ..bundle.calls import Answer
-from ..bundle.notation import Spec
-from ..export.source import Exported, ExportError, Signature, Source, single
+from ..bundle import paths
+from ..export import pipeline
+from ..export.pipeline import Exported
 from ..saved_model.builder import Model
-from ..verify import plan
-from ..verify.report import Report
-from . import files, runtime
-from .dtypes import HELD
-from .page import Page, template
-from .page import write as write_page
-from .replacements import FUSED_TABLE, TABLE
-
-packages = runtime.packages
-BACKENDS = ("wasm", "cpu")  # the backends of Node.js, the fastest first
-RUNTIME = f"TF.js {runtime.VERSION}"
-_MODEL = "model.json"
-# For outputs of about 1 and weights rounded to 8, 16 or 11 bits.
-_QUANTIZATION_TOLERANCES = {"uint8": 0.1, "uint16": 1e-3, "float16": 1e-2}
+from ..verify.plan import Comparison
+from . import runtime
+from .page import Page
+from .target import BACKENDS, MODEL, TFJS
 
 # TF.js 4.22: its MaxPool ignores NaN, and so does Relu fused with the product before it. With the
 # other fused idioms the values are JAX's.
@@ -61,7 +47,11 @@ def save(
   quantization: str | None = None,
   page: bool | Page = False,
   backends: Sequence[str] = BACKENDS,
-  **comparison: Unpack[plan.Options],
+  sizes: Mapping[str, int | Sequence[int]] | None = None,
+  samples: int = 2,
+  examples: Mapping[str, Any] | None = None,
+  rtol: float | None = None,
+  atol: float | None = None,
 ) -> Exported:
   """Exports `fun(params, *inputs)`.
 
@@ -69,7 +59,8 @@ def save(
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
     idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
       values (docs/guide/fused.md).
-    path, overwrite, quantization, page, backends, comparison: as for `save_model`.
+    path, overwrite, quantization, page, backends: as for `save_model`.
+    sizes, samples, examples, rtol, atol: as for `save_model`.
 
   Returns:
     as `save_model`.
@@ -77,7 +68,6 @@ def save(
   Raises:
     ExportError, FileExistsError, OSError, ImportError, RuntimeError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
-    TypeError: an option is unknown.
 
   Examples:
     >>> import jax.numpy as jnp, numpy as np
@@ -95,20 +85,16 @@ def save(
     >>> sorted(file.name for file in made.path.iterdir())
     ['group1-shard1of1.bin', 'model.json']
   """
-  plan.Comparison.of(comparison, save)
-  _check(paths.of(path), overwrite, quantization, backends)
-  model = Model(
-    params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms
-  )
-  model.add(fun, inputs=inputs, outputs=outputs)
-  return save_model(
-    model,
+  comparison = Comparison(sizes, samples, examples, rtol, atol)
+  return pipeline.exported_function(
+    TFJS(overwrite, comparison, quantization, page, backends),
+    fun,
+    params,
     path,
-    overwrite=overwrite,
-    quantization=quantization,
-    page=page,
-    backends=backends,
-    **comparison,
+    inputs=inputs,
+    outputs=outputs,
+    polymorphic_constraints=polymorphic_constraints,
+    idioms=idioms,
   )
 
 
@@ -124,7 +110,11 @@ def save_model(
   quantization: str | None = None,
   page: bool | Page = False,
   backends: Sequence[str] = BACKENDS,
-  **comparison: Unpack[plan.Options],
+  sizes: Mapping[str, int | Sequence[int]] | None = None,
+  samples: int = 2,
+  examples: Mapping[str, Any] | None = None,
+  rtol: float | None = None,
+  atol: float | None = None,
 ) -> Exported:
   """Exports a signature. The model keeps the names of inputs and outputs.
 
@@ -144,9 +134,12 @@ def save_model(
       sets what it shows.
     backends: the backends of the comparison, of "wasm" and "cpu". "cpu" is plain JavaScript, and
       slow.
-    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in
-      `comparison.plan.Comparison`. rtol and atol apply to the written model. With quantisation they
-      default to 0.1 for uint8, 1e-3 for uint16, and 1e-2 for float16.
+    sizes: {dimension variable: size or sizes} at which to compare. By default several.
+    samples: the number of random inputs of each kind and size.
+    examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
+    rtol, atol: |file - jax| <= atol + rtol * |jax|, for the written model. By default, tolerances
+      of the coarsest dtype that the computation uses; with quantisation 0.1 for uint8, 1e-3 for
+      uint16, and 1e-2 for float16.
 
   Returns:
     the path of the folder, the report of the comparison, and the size.
@@ -172,96 +165,16 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model', True)
   """
-  path, options = paths.of(path), plan.Comparison.of(comparison, save_model)
-  _check(path, overwrite, quantization, backends)
-  if page:
-    # Raise errors about the page before the conversion.
-    template()
-    page = dataclasses.replace(
-      page if isinstance(page, Page) else Page(), title=getattr(page, "title", "") or path.name
-    )
-    page.read_tokenizer()
-  folder_of_tfjs = packages()
-  source = Source.of(
-    model, signatures=signatures, reference=reference, params=params, idioms=idioms
+  comparison = Comparison(sizes, samples, examples, rtol, atol)
+  return pipeline.exported(
+    TFJS(overwrite, comparison, quantization, page, backends),
+    model,
+    path,
+    signatures=signatures,
+    reference=reference,
+    params=params,
+    idioms=idioms,
   )
-  if len(source.signatures) != 1:
-    raise ValueError(
-      f"a model of TF.js has one signature, and this one has {', '.join(source.signatures)}; "
-      "choose: signatures=[...]"
-    )
-  source.refuse_writers("tfjs", RUNTIME)
-  (signature,) = source.signatures.values()
-  _check_dtypes(signature)
-  concrete = signature.frozen(TABLE if source.idioms == "exact" else FUSED_TABLE, HELD)
-  graph, described = files.definition(concrete)
-  if isinstance(page, Page):
-    page.check(described)
-  if files.missing(graph):  # ops that only a refused op used are no longer in `graph`
-    raise signature.refuse("tfjs", RUNTIME, files.missing(concrete.graph.as_graph_def()))
-  runs_in = [*BACKENDS] if files.needs_whole_int32(graph) else ["webgl", *BACKENDS]
-  metadata = {
-    "asynchronous": files.is_asynchronous(graph),
-    "backends": runs_in,
-    "inputs": signature.record.inputs,
-  }
-  metadata["outputs"] = signature.record.outputs
-
-  compared_runs: list[plan.Run] = []
-
-  def compared(folder: Path, options: plan.Comparison) -> Report:
-    reports = []
-
-    def answers(backend: str, runs: Sequence[plan.Run]) -> Sequence[Answer]:
-      compared_runs[:] = runs
-      return runtime.answers(folder_of_tfjs, folder, backend, signature.record.outputs, runs)
-
-    for backend in backends:
-      try:
-        reports.append(
-          source.compared(
-            functools.partial(answers, backend),
-            "tfjs",
-            f"{RUNTIME} ({backend})",
-            options,
-            versions={"tfjs": runtime.VERSION},
-            timed=backend == backends[0],
-          )
-        )
-      except RuntimeError as error:
-        if isinstance(error, ExportError):
-          raise
-        raise ExportError("tfjs", f"{error}; nothing was written") from error
-    return _joined(reports, backends)
-
-  with publish.beside(path.parent) as place:
-    written = place
-    files.write(graph, described, place, quantization=None, metadata=metadata)
-    report = compared(
-      place, dataclasses.replace(options, rtol=None, atol=None) if quantization else options
-    )
-    if quantization:
-      written = place.with_name("quantized")
-      files.write(graph, described, written, quantization=quantization, metadata=metadata)
-      usual = _QUANTIZATION_TOLERANCES[quantization]
-      rtol, atol = (usual if given is None else given for given in (options.rtol, options.atol))
-      report = compared(written, dataclasses.replace(options, rtol=rtol, atol=atol))
-    if isinstance(page, Page):
-      write_page(
-        written,
-        folder_of_tfjs,
-        page,
-        verified=backends,
-        constraints=source.constraints,
-        runs=compared_runs,
-      )
-    _check_path(path, overwrite)  # again, because the comparison may have taken minutes
-    size = sum(file.stat().st_size for file in written.iterdir())
-    if path.exists():
-      publish.replace_folder(written, path)
-    else:
-      publish.move(written, path, last=_MODEL)
-  return Exported(path, report, size)
 
 
 def run(
@@ -292,73 +205,13 @@ def run(
     {'y': array([2., 2., 2.], dtype=float32)}
   """
   with paths.fetched(paths.of(path)) as folder:
-    if not (folder / _MODEL).is_file():
+    if not (folder / MODEL).is_file():
       raise FileNotFoundError(
-        f"path = {os.fspath(path)!r} holds no {_MODEL}; pass the folder of a TF.js model"
+        f"path = {os.fspath(path)!r} holds no {MODEL}; pass the folder of a TF.js model"
       )
-    outputs = json.loads((folder / _MODEL).read_text(encoding="utf-8"))["userDefinedMetadata"][
+    outputs = json.loads((folder / MODEL).read_text(encoding="utf-8"))["userDefinedMetadata"][
       "outputs"
     ]
-    return single(functools.partial(runtime.answers, packages(), folder, backend, outputs), inputs)
-
-
-def _check(path: Path, overwrite: bool, quantization: str | None, backends: Sequence[str]) -> None:
-  """Raises the errors that need no conversion."""
-  _check_path(path, overwrite)
-  if quantization is not None and quantization not in files.QUANTIZED:
-    raise ValueError(
-      f"quantization = {quantization!r}; give one of {', '.join(files.QUANTIZED)}, or None"
+    return pipeline.single(
+      functools.partial(runtime.answers, runtime.packages(), folder, backend, outputs), inputs
     )
-  if not backends or set(backends) - set(BACKENDS):
-    raise ValueError(
-      f"backends = {backends!r}; node has {' and '.join(BACKENDS)}, at least one is needed for "
-      "the comparison"
-    )
-
-
-def _check_path(path: Path, overwrite: bool) -> None:
-  """Raises FileExistsError if the export would replace a TF.js model without `overwrite`, or
-  anything else but an empty folder."""
-  if (
-    path.exists()
-    and not (path / _MODEL).is_file()
-    and not (path.is_dir() and not any(path.iterdir()))
-  ):
-    raise FileExistsError(
-      f"{path} exists, and it is not a TF.js model (model.json), so it is not replaced; choose "
-      "another path"
-    )
-  if not overwrite:
-    publish.refuse_existing(path, "or another path")
-  publish.check_replaceable(path)
-  publish.check_writable(path.parent)
-
-
-def _check_dtypes(signature: Signature) -> None:
-  """Raises ExportError for inputs, outputs and parameters that TF.js cannot hold without loss."""
-  record = signature.record
-  listed = {
-    f"{kind} {name}: {text}": tf.as_dtype(Spec.parse(text).dtype)
-    for kind, specs in (("input", record.inputs), ("output", record.outputs))
-    for name, text in specs.items()
-  }
-  listed |= {
-    f"parameter {v.name.removesuffix(':0')}: {v.dtype.name}": v.dtype
-    for v in signature.function.graph.variables
-  }
-  wrong = [f"  {text}" for text, dtype in listed.items() if not files.is_held(dtype)]
-  if wrong:
-    raise ExportError(
-      "tfjs", "\n".join([f"{RUNTIME} has no dtype for these; take float32, int32 or bool:", *wrong])
-    )
-
-
-def _joined(reports: Sequence[Report], backends: Sequence[str]) -> Report:
-  """Joins the reports of all backends. Rows name their backend; latencies are those of the
-  first."""
-  rows = [
-    dataclasses.replace(row, signature=f"{row.signature} ({backend})")
-    for report, backend in zip(reports, backends, strict=True)
-    for row in report.rows
-  ]
-  return dataclasses.replace(reports[0], rows=tuple(rows))

@@ -1,6 +1,8 @@
 """Exports functions and SavedModels to LiteRT (TFLite)."""
 
-from .exporter import IDIOMS, Exported, ExportError, run, save, save_model, save_training
+from ..export.pipeline import Exported
+from ..export.source import ExportError
+from .exporter import IDIOMS, run, save, save_model, save_training
 from .quantized import LEAST_COSINE, LEAST_TOP_1
 from .schemes import QuantizationReport, quantization_report
 from .scripts import converter

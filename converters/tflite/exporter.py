@@ -8,27 +8,25 @@ models by the cosine of each output with JAX's (`quantized.LEAST_COSINE`).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from jax2tf.idioms import fused as fused_idioms
 
-from ..bundle import paths, publish
-from ..export import replay
-from ..export.source import Exported, ExportError, Source, single
+from ..bundle import paths
+from ..export import pipeline
+from ..export.pipeline import Exported
 from ..saved_model.builder import Model
-from ..verify import plan
-from . import quantized, runtime, state, training
+from ..verify.plan import Comparison
+from ..verify.report import Report
+from . import runtime, training
 from .quantized import Quantization
-from .replacements import FUSED, TABLE
-from .runtime import RUNTIME, TARGET
+from .target import File, TFLite, versions
 
 # LiteRT 2.3: its MAX_POOL_2D and SELU ignore NaN. With the other fused idioms the values are JAX's.
 IDIOMS = fused_idioms.without("attention", "max_pool", "selu")
@@ -52,7 +50,11 @@ def save(
   narrow_inputs: Sequence[str] = (),
   inference_input_type: str | None = None,
   inference_output_type: str | None = None,
-  **comparison: Unpack[plan.Options],
+  sizes: Mapping[str, int | Sequence[int]] | None = None,
+  samples: int = 2,
+  examples: Mapping[str, Any] | None = None,
+  rtol: float | None = None,
+  atol: float | None = None,
 ) -> Exported:
   """Exports `fun(params, *inputs)`.
 
@@ -60,9 +62,10 @@ def save(
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
     idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
       values (docs/guide/fused.md).
-    path, overwrite, quantization, representative_dataset, comparison: as for `save_model`.
+    path, overwrite, quantization, representative_dataset: as for `save_model`.
     least_cosine, least_top_1, scores, narrow_inputs: as for `save_model`.
     inference_input_type, inference_output_type: as for `save_model`.
+    sizes, samples, examples, rtol, atol: as for `save_model`.
 
   Returns:
     as `save_model`.
@@ -71,7 +74,6 @@ def save(
     ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as
     `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
-    TypeError: an option is unknown.
 
   Examples:
     >>> import jax.numpy as jnp, numpy as np
@@ -83,8 +85,7 @@ def save(
     >>> made.path.name
     'model.tflite'
   """
-  path = paths.of(path)
-  asked = _asked(save, path, overwrite, quantization, comparison)
+  comparison = Comparison(sizes, samples, examples, rtol, atol)
   quantized_so = Quantization.of(
     quantization,
     representative_dataset,
@@ -95,11 +96,16 @@ def save(
     inference_input_type=inference_input_type,
     inference_output_type=inference_output_type,
   )
-  model = Model(
-    params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms
+  return pipeline.exported_function(
+    TFLite(overwrite, comparison, quantized_so),
+    fun,
+    params,
+    path,
+    inputs=inputs,
+    outputs=outputs,
+    polymorphic_constraints=polymorphic_constraints,
+    idioms=idioms,
   )
-  model.add(fun, inputs=inputs, outputs=outputs)
-  return _saved(Source.of(model), path, overwrite, asked, quantized_so)
 
 
 def save_model(
@@ -119,7 +125,11 @@ def save_model(
   narrow_inputs: Sequence[str] = (),
   inference_input_type: str | None = None,
   inference_output_type: str | None = None,
-  **comparison: Unpack[plan.Options],
+  sizes: Mapping[str, int | Sequence[int]] | None = None,
+  samples: int = 2,
+  examples: Mapping[str, Any] | None = None,
+  rtol: float | None = None,
+  atol: float | None = None,
 ) -> Exported:
   """Exports the signatures of a model as one file, which keeps the names of signatures, inputs and
   outputs.
@@ -159,8 +169,11 @@ def save_model(
       floating point inputs or outputs of the file. Its quantization parameters are in the file:
       `get_input_details()[name]["quantization"]` of a signature runner. By default they keep their
       dtypes.
-    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in
-      `comparison.plan.Comparison`. A quantised model takes neither rtol nor atol.
+    sizes: {dimension variable: size or sizes} at which to compare. By default several.
+    samples: the number of random inputs of each kind and size.
+    examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
+    rtol, atol: |file - jax| <= atol + rtol * |jax|. By default, tolerances of the coarsest dtype
+      that the computation uses. A quantised model takes neither.
 
   Returns:
     the file, the report of the comparison and the size.
@@ -176,7 +189,6 @@ def save_model(
     ValueError: a signature or `quantization` is unknown; `quantization` lacks its data, or an
       option does not apply to it; `representative_dataset` does not fit the inputs, has one value
       everywhere, or images of few values; the function calls back into Python.
-    TypeError: an option is unknown.
 
   Examples:
     >>> from jax2tf.converters import saved_model, tflite
@@ -197,8 +209,7 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model.tflite', True)
   """
-  path = paths.of(path)
-  asked = _asked(save_model, path, overwrite, quantization, comparison)
+  comparison = Comparison(sizes, samples, examples, rtol, atol)
   quantized_so = Quantization.of(
     quantization,
     representative_dataset,
@@ -209,32 +220,15 @@ def save_model(
     inference_input_type=inference_input_type,
     inference_output_type=inference_output_type,
   )
-  source = Source.of(
-    model, signatures=signatures, reference=reference, params=params, idioms=idioms
+  return pipeline.exported(
+    TFLite(overwrite, comparison, quantized_so),
+    model,
+    path,
+    signatures=signatures,
+    reference=reference,
+    params=params,
+    idioms=idioms,
   )
-  return _saved(source, path, overwrite, asked, quantized_so)
-
-
-def _saved(
-  source: Source, path: Path, overwrite: bool, asked: plan.Comparison, quantization: Quantization
-) -> Exported:
-  scheme = quantization.scheme
-  source.refuse_writers(
-    TARGET, f"{RUNTIME} with quantization={scheme!r}" if scheme else RUNTIME, has_state=not scheme
-  )
-  _refuse_empty(source)
-  quantization = quantization.fitting(source)
-  if from_float := quantized.FROM_FLOAT.get(scheme or ""):
-    contents = from_float(_converted(source, Quantization()))
-  else:
-    contents = _converted(source, quantization)
-  with _written(contents, path, overwrite) as file:
-    if scheme is None:
-      answer = state.with_state(functools.partial(runtime.answers, file))
-      report = source.compared(answer, TARGET, RUNTIME, asked, versions=_versions())
-    else:
-      report = quantized.compared(source, file, asked, quantization, versions=_versions())
-  return Exported(path, report, len(contents))
 
 
 def run(
@@ -266,8 +260,8 @@ def run(
     {'y': array([2., 2., 2.], dtype=float32)}
   """
   runtime.extra("ai_edge_litert")
-  with paths.opened(path) as file:
-    return single(functools.partial(runtime.answers, file), inputs, signature)
+  with paths.opened(path) as model:
+    return pipeline.single(functools.partial(runtime.answers, model), inputs, signature)
 
 
 def save_training(
@@ -338,103 +332,18 @@ def save_training(
     >>> made.report.ok
     True
   """
-  path = paths.of(path)
-  _check(path, overwrite, None)
+  final, target = paths.of(path), TFLite(overwrite, Comparison())
+  target.check_path(final)
+  target.check()
   trained = training.Training.of(loss, fun, params, batch, inputs, outputs, learning_rate)
-  contents = trained.converted()
-  with _written(contents, path, overwrite) as file:
-    report = trained.compared(file, steps, sizes or {}, examples or {}, _versions(), rtol, atol)
-  return Exported(path, report, len(contents))
 
+  def write(place: Path) -> File:
+    place.write_bytes(trained.converted())
+    return File(place)
 
-def _asked(
-  exporter: Callable[..., Any],
-  path: Path,
-  overwrite: bool,
-  scheme: str | None,
-  comparison: Mapping[str, Any],
-) -> plan.Comparison:
-  """The comparison that the caller asks for. Raises the errors about it, the path and missing
-  packages."""
-  asked = plan.Comparison.of(comparison, exporter)
-  _check(path, overwrite, scheme)
-  if scheme is not None and (asked.rtol is not None or asked.atol is not None):
-    raise ValueError(
-      f"rtol and atol are not for quantization={scheme!r}, whose outputs are compared by "
-      "least_cosine"
+  def compare(written: File) -> Report:
+    return trained.compared(
+      written.path, steps, sizes or {}, examples or {}, versions(), rtol, atol
     )
-  return asked
 
-
-def _check(path: Path, overwrite: bool, quantization: str | None) -> None:
-  """Raises the errors about the path and about missing packages."""
-  publish.check_file(path, overwrite, "model.tflite")
-  runtime.extra("ai_edge_litert")
-  if quantization == "int4":
-    runtime.extra("ai_edge_quantizer")
-
-
-def _converted(source: Source, quantization: Quantization) -> bytes:
-  """The converted model. Keeps erf where the converter can fuse it into GELU."""
-  if remembered := state.of(source):
-    return state.converted(source, remembered, TABLE, functools.partial(_refuse, source))
-  functions = None
-  if any(
-    op in FUSED
-    for signature in source.signatures.values()
-    for op in replay.op_types(signature.function)
-  ):
-    fused = _frozen(
-      source, {op: replacement for op, replacement in TABLE.items() if op not in FUSED}
-    )
-    with contextlib.suppress(ExportError):
-      contents = runtime.converted(
-        fused, Quantization().configure, functools.partial(_refuse, source)
-      )
-      if quantization.scheme is None:
-        return contents
-      functions = fused
-  functions = functions or _frozen(source, TABLE)
-  return runtime.converted(functions, quantization.configure, functools.partial(_refuse, source))
-
-
-def _frozen(source: Source, table: Mapping[str, replay.Replacement]) -> dict[str, Any]:
-  return {name: signature.frozen(table) for name, signature in source.signatures.items()}
-
-
-def _refuse_empty(source: Source) -> None:
-  """Refuses outputs without elements: LiteRT raises "Invalid tensor size" when they are read."""
-  for signature in source.signatures.values():
-    for name, output in signature.function.structured_outputs.items():
-      if 0 in (output.shape.as_list() if output.shape.rank is not None else ()):
-        spec = signature.record.outputs[name]
-        raise ExportError(
-          TARGET,
-          f"{RUNTIME} cannot return output {name!r}, {spec}, of signature {signature.name!r}: it "
-          "has no elements; leave it out",
-        )
-
-
-def _refuse(source: Source, lacking: Mapping[str, str]) -> ExportError:
-  """The error for ops that LiteRT lacks, for the first signature with such an op."""
-  signatures = list(source.signatures.values())
-  asking = [s for s in signatures if any(use.op in lacking for use in s.uses)]
-  return (asking or signatures)[0].refuse(TARGET, RUNTIME, lacking)
-
-
-def _versions() -> dict[str, str]:
-  return {
-    "tensorflow": tf.__version__,
-    "ai-edge-litert": runtime.extra("ai_edge_litert").__version__,
-  }
-
-
-@contextlib.contextmanager
-def _written(contents: bytes, path: Path, overwrite: bool) -> Iterator[Path]:
-  """The file under a temporary name; renamed to `path` if no error occurs."""
-  with publish.beside(path.parent) as place:
-    place.write_bytes(contents)
-    yield place
-    if not overwrite:
-      publish.refuse_existing(path, "or another path")
-    publish.move(place, path)
+  return pipeline.completed(target, final, write, compare)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +18,6 @@ from ..saved_model import draws, kinds
 from ..saved_model.domain import Domain
 from ..saved_model.draws import HOSTILE, SUBNORMAL, Examples
 from . import levels
-
-
-class Options(TypedDict, total=False):
-  """The attributes of `Comparison` as arguments of a function."""
-
-  sizes: Mapping[str, int | Sequence[int]] | None
-  samples: int
-  examples: Examples | None
-  rtol: float | None
-  atol: float | None
 
 
 @dataclass(frozen=True)
@@ -57,23 +46,6 @@ class Comparison:
       kinds.check_mapping(name, value, of)
     if not isinstance(self.samples, int | np.integer) or self.samples < 1:
       raise ValueError(f"samples = {self.samples!r}; at least one draw is needed")
-
-  @classmethod
-  def of(cls, options: Mapping[str, Any], exporter: Callable[..., Any]) -> Comparison:
-    """From the options that an exporter passes on.
-
-    Raises:
-      TypeError: an option is unknown. The message lists those of the exporter.
-      ValueError: an option has another kind.
-    """
-    if unknown := [name for name in options if name not in Options.__annotations__]:
-      own = [
-        p.name for p in inspect.signature(exporter).parameters.values() if p.kind is p.KEYWORD_ONLY
-      ]
-      known = ", ".join(sorted([*own, *Options.__annotations__]))
-      where = f"{exporter.__module__.split('.')[-2]}.{exporter.__name__}"
-      raise TypeError(f"{where} has no option {unknown[0]!r}; its options are: {known}")
-    return cls(**options)
 
   def key(self) -> Any:
     """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by

@@ -21,7 +21,8 @@ import tensorflow as tf
 from jax2tf.converters import saved_model, verify
 from jax2tf.converters.bundle import calls
 from jax2tf.converters.bundle.notation import Spec
-from jax2tf.converters.export.source import Exported, Runner, Signature, Source
+from jax2tf.converters.export.pipeline import Exported
+from jax2tf.converters.export.source import Runner, Signature, Source
 from jax2tf.converters.tfjs import page, runtime
 from jax2tf.converters.verify import plan
 

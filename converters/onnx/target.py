@@ -1,0 +1,178 @@
+"""ONNX as a target: the model, its weights in a second file, and the comparison in ONNX Runtime."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..bundle import calls, paths, publish
+from ..export.pipeline import Target, Written
+from ..export.source import ExportError, Signature, Source
+from ..verify import plan
+from ..verify.report import Report
+from . import bfloat16
+from .model import OPSET, RUNTIME, Translated, extra, lacking_kernels, quiet_options, translated
+
+TARGET = "onnx"
+# A protocol buffer holds at most 2 GiB; the rest is for everything but parameters.
+LARGEST = 2**31 - 2**27
+_ALIGNMENT = 4096  # alignment of tensors in the data file, so that it can be mapped into memory
+
+
+@dataclass(frozen=True)
+class WrittenModel(Written):
+  """A written model, and what it was made of."""
+
+  model: Translated = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Onnx(Target[WrittenModel]):
+  """An export to ONNX.
+
+  Attributes:
+    opset: the version of ONNX's operators.
+    external_data_threshold: the size of the parameters above which they go into the second file.
+  """
+
+  name = TARGET
+  runtime = RUNTIME
+  of_one = "an ONNX model"
+
+  opset: int
+  external_data_threshold: int
+
+  def check_path(self, path: Path) -> None:
+    publish.check_file(path, self.overwrite, "model.onnx")
+
+  def check(self) -> None:
+    for module in ("tf2onnx", "onnxruntime"):
+      extra(module)
+    newest = extra("onnx.defs").onnx_opset_version()
+    if not OPSET <= self.opset <= newest:
+      raise ValueError(
+        f"opset = {self.opset}; give one from {OPSET} to {newest}, the newest of the onnx that is "
+        "installed"
+      )
+
+  def write(self, source: Source, place: Path, name: str) -> WrittenModel:
+    (signature,) = source.signatures.values()
+    variables = signature.function.graph.variables
+    size = sum(v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size for v in variables)
+    within = size <= self.external_data_threshold
+    model = translated(signature, self.opset, within, idioms=source.idioms)
+    place.mkdir()
+    file = place / name
+    parts: tuple[Path, ...] = ()
+    if model.weights:
+      kept = [value for value in model.proto.graph.input if value.name not in model.weights]
+      del model.proto.graph.input[:]
+      model.proto.graph.input.extend(kept)
+      parts = (_write_weights(model, place, file.stem),)
+    extra("onnx").save_model(model.proto, str(file))
+    return WrittenModel(file, parts, model=model)
+
+  def compare(self, source: Source, written: WrittenModel) -> Report:
+    (signature,) = source.signatures.values()
+    session = _opened(written.model, written.path, signature)
+    versions = {name: extra(name).__version__ for name in ("onnx", "tf2onnx", "onnxruntime")}
+    return source.compared(
+      functools.partial(answers, session), TARGET, RUNTIME, self.comparison, versions=versions
+    )
+
+  def publish(self, written: WrittenModel, path: Path) -> None:
+    outdated = data_files(path)
+    new = [path.parent / part.name for part in written.parts]
+    for part, target in zip(written.parts, new, strict=True):
+      publish.move(part, target)  # before the model, which refers to it; its name is new
+    publish.move(written.path, path)
+    for old in outdated.difference(new):
+      old.unlink(missing_ok=True)
+
+
+def _write_weights(model: Translated, place: Path, stem: str) -> Path:
+  """Writes all weights to one file, and makes them initializers of the model. The file's name has
+  their hash, so it is unique."""
+  onnx = extra("onnx")
+  digest, tensors = hashlib.sha256(), []
+  written = place / "weights"
+  with written.open("wb") as stream:
+    for name, variable in model.weights.items():
+      value = np.ascontiguousarray(bfloat16.as_held(variable.numpy()))
+      dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+      tensor = onnx.TensorProto(
+        name=name, data_type=dtype, dims=value.shape, data_location=onnx.TensorProto.EXTERNAL
+      )
+      stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
+      for key, number in (("offset", stream.tell()), ("length", value.nbytes)):
+        tensor.external_data.add(key=key, value=str(number))
+      contents = value.reshape(-1).view(np.uint8).data
+      stream.write(contents)
+      digest.update(contents)
+      tensors.append(tensor)
+  file = written.rename(place / f"{stem}-{digest.hexdigest()[:16]}.data")
+  for tensor in tensors:
+    tensor.external_data.add(key="location", value=file.name)
+  model.proto.graph.initializer.extend(tensors)
+  return file
+
+
+def data_files(path: Path) -> set[Path]:
+  """The data files that this module wrote beside an existing model. None for a file that is no ONNX
+  model."""
+  if not path.exists():
+    return set()
+  try:
+    with paths.fetched(path) as file:
+      proto = extra("onnx").load_model(str(file), load_external_data=False)
+  except extra("google.protobuf.message").DecodeError:
+    return set()
+  found = {
+    entry.value
+    for tensor in proto.graph.initializer
+    for entry in tensor.external_data
+    if entry.key == "location"
+  }
+  return {
+    path.parent / name
+    for name in found
+    if name.startswith(f"{path.stem}-") and name.endswith(".data")
+  }
+
+
+def _opened(model: Translated, file: Path, signature: Signature) -> Any:
+  """Opens the file in ONNX Runtime, after ONNX's checker."""
+  try:
+    extra("onnx.checker").check_model(str(file), full_check=True)
+    return extra("onnxruntime").InferenceSession(
+      str(file), quiet_options(), providers=["CPUExecutionProvider"]
+    )
+  except Exception as error:
+    if lacking := lacking_kernels(model):
+      raise signature.refuse(TARGET, RUNTIME, lacking) from error
+    raise ExportError(
+      TARGET, f"{RUNTIME} cannot open the model of signature {signature.name!r}: {error}"
+    ) from error
+
+
+def answers(session: Any, runs: Sequence[plan.Run]) -> list[calls.Answer]:
+  """See `export.source.Runner`."""
+  names = [output.name for output in session.get_outputs()]
+  narrow = session.get_modelmeta().custom_metadata_map.get(bfloat16.OUTPUTS, "").split()
+
+  def prepared(run: plan.Run) -> Callable[[], dict[str, Any]]:
+    inputs = {name: bfloat16.as_held(np.asarray(x)) for name, x in run.inputs.items()}
+    return lambda: dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
+
+  found = [calls.answered(functools.partial(prepared, run), run.timed) for run in runs]
+  for answer in found:
+    answer["outputs"] |= {
+      name: bfloat16.from_held(y) for name, y in answer["outputs"].items() if name in narrow
+    }
+  return found

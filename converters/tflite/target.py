@@ -1,0 +1,141 @@
+"""LiteRT (TFLite) as a target: the file, and its comparison in LiteRT's interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from ..bundle import publish
+from ..export import replay
+from ..export.pipeline import Target, Written
+from ..export.source import ExportError, Source
+from ..verify.report import Report
+from . import quantized, runtime, state
+from .quantized import Quantization
+from .replacements import FUSED, TABLE
+from .runtime import RUNTIME, TARGET
+
+
+@dataclass(frozen=True)
+class File(Written):
+  """A written file.
+
+  Attributes:
+    quantization: with samples in the dtypes of the signatures.
+  """
+
+  quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
+
+
+@dataclass(frozen=True)
+class TFLite(Target[File]):
+  """An export to TFLite.
+
+  Attributes:
+    quantization: how the model is quantised and compared.
+  """
+
+  name = TARGET
+  runtime = RUNTIME
+
+  quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
+
+  def check_path(self, path: Path) -> None:
+    publish.check_file(path, self.overwrite, "model.tflite")
+
+  def check(self) -> None:
+    scheme = self.quantization.scheme
+    runtime.extra("ai_edge_litert")
+    if scheme == "int4":
+      runtime.extra("ai_edge_quantizer")
+    if scheme is not None and (self.comparison.rtol, self.comparison.atol) != (None, None):
+      raise ValueError(
+        f"rtol and atol are not for quantization={scheme!r}, whose outputs are compared by "
+        "least_cosine"
+      )
+
+  def accept(self, source: Source) -> None:
+    scheme = self.quantization.scheme
+    runs_in = f"{RUNTIME} with quantization={scheme!r}" if scheme else RUNTIME
+    source.refuse_writers(TARGET, runs_in, has_state=not scheme)
+    _refuse_empty(source)
+
+  def write(self, source: Source, place: Path, name: str) -> File:
+    del name  # the file has no name inside
+    quantization = self.quantization.fitting(source)
+    if from_float := quantized.FROM_FLOAT.get(quantization.scheme or ""):
+      contents = from_float(_converted(source, Quantization()))
+    else:
+      contents = _converted(source, quantization)
+    place.write_bytes(contents)
+    return File(place, quantization=quantization)
+
+  def compare(self, source: Source, written: File) -> Report:
+    if self.quantization.scheme is None:
+      answers = state.with_state(functools.partial(runtime.answers, written.path))
+      return source.compared(answers, TARGET, RUNTIME, self.comparison, versions=versions())
+    return quantized.compared(
+      source, written.path, self.comparison, written.quantization, versions=versions()
+    )
+
+
+def versions() -> dict[str, str]:
+  """Those of the packages that make and run the file."""
+  return {
+    "tensorflow": tf.__version__,
+    "ai-edge-litert": runtime.extra("ai_edge_litert").__version__,
+  }
+
+
+def _converted(source: Source, quantization: Quantization) -> bytes:
+  """The converted model. Keeps erf where the converter can fuse it into GELU."""
+  if remembered := state.of(source):
+    return state.converted(source, remembered, TABLE, functools.partial(_refuse, source))
+  functions = None
+  if any(
+    op in FUSED
+    for signature in source.signatures.values()
+    for op in replay.op_types(signature.function)
+  ):
+    fused = _frozen(
+      source, {op: replacement for op, replacement in TABLE.items() if op not in FUSED}
+    )
+    with contextlib.suppress(ExportError):
+      contents = runtime.converted(
+        fused, Quantization().configure, functools.partial(_refuse, source)
+      )
+      if quantization.scheme is None:
+        return contents
+      functions = fused
+  functions = functions or _frozen(source, TABLE)
+  return runtime.converted(functions, quantization.configure, functools.partial(_refuse, source))
+
+
+def _frozen(source: Source, table: Mapping[str, replay.Replacement]) -> dict[str, Any]:
+  return {name: signature.frozen(table) for name, signature in source.signatures.items()}
+
+
+def _refuse_empty(source: Source) -> None:
+  """Refuses outputs without elements: LiteRT raises "Invalid tensor size" when they are read."""
+  for signature in source.signatures.values():
+    for name, output in signature.function.structured_outputs.items():
+      if 0 in (output.shape.as_list() if output.shape.rank is not None else ()):
+        spec = signature.record.outputs[name]
+        raise ExportError(
+          TARGET,
+          f"{RUNTIME} cannot return output {name!r}, {spec}, of signature {signature.name!r}: it "
+          "has no elements; leave it out",
+        )
+
+
+def _refuse(source: Source, lacking: Mapping[str, str]) -> ExportError:
+  """The error for ops that LiteRT lacks, for the first signature with such an op."""
+  signatures = list(source.signatures.values())
+  asking = [s for s in signatures if any(use.op in lacking for use in s.uses)]
+  return (asking or signatures)[0].refuse(TARGET, RUNTIME, lacking)
