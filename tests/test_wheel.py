@@ -88,6 +88,19 @@ def test_it_has_every_file_but_the_maintainers(wheel: Path) -> None:
   assert packed == expected
 
 
+def test_an_editable_install_puts_the_checkout_on_the_path(tmp_path: Path) -> None:
+  """Type checkers read such a path; they know nothing of a finder, which setuptools makes where the
+  packages are not below one folder."""
+  source, build = wheels.copied(tmp_path / "source"), "setuptools.build_meta.build_editable"
+  code = f"import setuptools.build_meta; {build}({str(tmp_path)!r})"
+  subprocess.run([sys.executable, "-c", code], cwd=source, check=True, timeout=60)
+  [editable] = tmp_path.glob("*.whl")
+  with zipfile.ZipFile(editable) as file:
+    added = {name: file.read(name).decode() for name in file.namelist() if "-info/" not in name}
+  assert [text.strip() for text in added.values()] == [str(source)]
+  assert all(name.endswith(".pth") for name in added)
+
+
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
   return wheels.installed(

@@ -24,16 +24,7 @@ _ALONE = ("--no-deps", "--no-index")
 def built(place: Path) -> Path:
   """Builds the wheel in `place`, from a copy of the checkout, because setuptools writes files next
   to its sources."""
-  source = place / "source"
-  for folder in FOLDERS:
-    shutil.copytree(
-      REPOSITORY / folder,
-      source / folder,
-      symlinks=True,
-      ignore=shutil.ignore_patterns("__pycache__"),
-    )
-  for file in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-    shutil.copy(REPOSITORY / file, source)
+  source = copied(place / "source")
   subprocess.run(
     [*_PIP, "wheel", *_ALONE, "--no-build-isolation", "-w", str(place), str(source)],
     check=True,
@@ -42,6 +33,20 @@ def built(place: Path) -> Path:
   shutil.rmtree(source)
   [wheel] = place.glob("*.whl")
   return wheel
+
+
+def copied(source: Path) -> Path:
+  """Copies what setuptools reads of the checkout into a new folder."""
+  for folder in FOLDERS:
+    shutil.copytree(
+      REPOSITORY / folder,
+      source / folder,
+      symlinks=True,
+      ignore=shutil.ignore_patterns("__pycache__"),
+    )
+  for file in ("pyproject.toml", "README.md", "LICENSE"):
+    shutil.copy(REPOSITORY / file, source)
+  return source
 
 
 def installed(wheel: Path, place: Path, *requirements: str) -> Path:
