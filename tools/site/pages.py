@@ -20,6 +20,7 @@ PAGES = {
   "README.md": "readme.md",
   "CONTRIBUTING.md": "contributing.md",
   "CHANGELOG.md": "changelog.md",
+  "SECURITY.md": "security.md",
 }
 ASSETS = ("site.css", "worker.js")
 # Material's script for search without a server needs the network; worker.js does not.
