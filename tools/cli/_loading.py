@@ -228,7 +228,7 @@ def _safetensors(path: Path) -> dict[str, Any]:
     from safetensors.numpy import load_file  # noqa: PLC0415  (an extra)
   except ModuleNotFoundError as error:
     raise UsageError(
-      "reading .safetensors needs a package: pip install 'jax2tf[examples]'"
+      "reading .safetensors needs safetensors: pip install 'jax2tf[checkpoints]'"
     ) from error
   return dict(load_file(path))
 
@@ -238,7 +238,7 @@ def _orbax(path: Path) -> Any:
     import orbax.checkpoint  # noqa: PLC0415  (an extra)
   except ModuleNotFoundError as error:
     raise UsageError(
-      "reading an Orbax checkpoint needs a package: pip install orbax-checkpoint"
+      "reading an Orbax checkpoint needs orbax-checkpoint: pip install 'jax2tf[checkpoints]'"
     ) from error
   return orbax.checkpoint.PyTreeCheckpointer().restore(_orbax_item(path).absolute())
 
