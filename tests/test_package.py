@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 import pickle
+import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 import jax2tf
 from jax2tf.tools import sweeps
 
+ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_JAX = """
 import sys
 sys.modules["jax"] = sys.modules["tensorflow"] = None
@@ -31,6 +35,18 @@ def test_nothing_is_imported_or_printed_before_a_name_is_asked_for() -> None:
     [sys.executable, "-c", WITHOUT_JAX], capture_output=True, text=True, check=False, timeout=60
   )
   assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_packages_of_an_installation_without_jax_are_those_that_are_required() -> None:
+  """docs/guide/serving.md lists what `jax2tf serve` requires, but for JAX."""
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+  required = [*project["dependencies"], *project["optional-dependencies"]["serving"]]
+  names = {re.split("[<>=]", each)[0] for each in required}
+  guide = (ROOT / "docs/guide/serving.md").read_text(encoding="utf-8")
+  [command] = re.findall(
+    r"^pip install --no-deps jax2tf\npip install (.*?)\n```", guide, re.M | re.S
+  )
+  assert sorted(shlex.split(command.replace("\\\n", ""))) == sorted(names - {"jax"})
 
 
 def test_public_names_are_those_that_type_checkers_see() -> None:
