@@ -26,7 +26,7 @@ with quiet.startup():
   import matplotlib
 
   from jax2tf.converters import saved_model
-  from jax2tf.tools.palette import COLOURS
+  from jax2tf.examples.palette import COLOURS
 
 
 matplotlib.use("Agg")  # draws to files, without a display

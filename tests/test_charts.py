@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jax2tf.tools import palette
+from jax2tf.examples import palette
 from jax2tf.tools.sweeps import model_table, plain_tools, redraw, reports, runtimes
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,7 +23,7 @@ with quiet.startup():
 
   import jax2tf
   from jax2tf.examples.gallery import chart
-  from jax2tf.tools.palette import COLOURS
+  from jax2tf.examples.palette import COLOURS
 
 START = {"log_length": np.float32(1), "log_height": np.float32(0), "log_noise": np.float32(-1)}
 Params = dict[str, Any]

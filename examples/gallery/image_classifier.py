@@ -22,7 +22,7 @@ with quiet.startup():
 
   import jax2tf.keras
   from jax2tf.examples.gallery import chart
-  from jax2tf.tools.palette import COLOURS
+  from jax2tf.examples.palette import COLOURS
 
 Params = dict[str, Any]
 

@@ -22,7 +22,7 @@ with quiet.startup():
 
   from jax2tf.converters import tflite
   from jax2tf.examples.gallery import chart
-  from jax2tf.tools.palette import COLOURS
+  from jax2tf.examples.palette import COLOURS
 
 BATCH, LEARNING_RATE = 16, 0.1
 Params = dict[str, dict[str, Any]]

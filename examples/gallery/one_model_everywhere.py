@@ -19,7 +19,7 @@ with quiet.startup():
 
   from jax2tf.converters import onnx, saved_model, tfjs, tflite, verify
   from jax2tf.examples.gallery import chart
-  from jax2tf.tools.palette import COLOURS
+  from jax2tf.examples.palette import COLOURS
 
 PATCH = 8
 INPUTS, EXAMPLES = (

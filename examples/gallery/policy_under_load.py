@@ -26,7 +26,7 @@ with quiet.startup():
 
   from jax2tf.converters import saved_model
   from jax2tf.examples.gallery import chart, processes
-  from jax2tf.tools.palette import COLOURS
+  from jax2tf.examples.palette import COLOURS
 
 SECONDS_A_STEP, STRENGTH = 0.02, 10.0
 

@@ -23,7 +23,7 @@ with quiet.startup():
 
   import jax2tf
   from jax2tf.examples.gallery import chart, processes
-  from jax2tf.tools.palette import COLOURS
+  from jax2tf.examples.palette import COLOURS
 
 service = tf.data.experimental.service
 RATE, FRAME, HOP, MELS = 16_000, 512, 128, 64

@@ -23,7 +23,7 @@ import tqdm
 from absl import logging
 
 import jax2tf
-from jax2tf.tools.palette import VERSIONS
+from jax2tf.examples.palette import VERSIONS
 from jax2tf.tools.sweeps import measure, reports
 from jax2tf.tools.sweeps.cost_rows import ROWS, Row
 

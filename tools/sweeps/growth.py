@@ -26,7 +26,7 @@ from absl import logging
 from jax import lax
 
 import jax2tf
-from jax2tf.tools.palette import COLOURS
+from jax2tf.examples.palette import COLOURS
 from jax2tf.tools.sweeps import measure, reports
 
 _LENGTHS = (300, 3_000, 30_000)

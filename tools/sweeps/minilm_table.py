@@ -22,7 +22,7 @@ import numpy as np
 import tabulate
 import tqdm
 
-from jax2tf.tools.palette import COLOURS
+from jax2tf.examples.palette import COLOURS
 from jax2tf.tools.sweeps import measure, reports
 from jax2tf.tools.sweeps.options import commas
 

@@ -32,7 +32,7 @@ import tqdm
 
 from jax2tf.converters import verify
 from jax2tf.converters.export.source import ExportError
-from jax2tf.tools import palette
+from jax2tf.examples import palette
 from jax2tf.tools.sweeps import measure, reports, runtimes, workers
 from jax2tf.tools.sweeps.options import commas
 

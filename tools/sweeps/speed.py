@@ -24,7 +24,7 @@ from absl import logging
 from jax.extend.core import jaxprs_in_params
 
 import jax2tf
-from jax2tf.tools.palette import COLOURS
+from jax2tf.examples.palette import COLOURS
 from jax2tf.tools.sweeps import measure, reports
 from jax2tf.tools.sweeps.speed_models import MODELS, Model
 
