@@ -21,9 +21,9 @@ import numpy as np
 import tensorflow as tf
 from jax import export
 from jax.extend.core import Literal, jaxpr_as_fun
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func, stablehlo
 from jax.interpreters import mlir
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func, stablehlo
 
 from jax2tf import _jax_compat, _tf_compat, errors, jaxprs
 from jax2tf._jax_compat import jit_info, shape_poly

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from jax import export, lax
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
-from jaxlib.mlir.dialects import stablehlo
 
 import jax2tf
 from jax2tf import native

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf._jax_compat import shape_poly

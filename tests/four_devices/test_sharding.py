@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from jax import lax
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxlib.mlir.dialects import stablehlo
 from tensorflow.compiler.xla import xla_data_pb2
 
 import jax2tf
