@@ -10,7 +10,7 @@
 #   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in a separate environment
 #   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton
 #   make docs         the site of docs/ and the docstrings, in build/site; a warning or a broken link fails
-#   make lint         ruff, mypy and the import graph
+#   make lint         ruff, mypy and import-linter
 #   make lowest       tests with the lowest version of each requirement that pyproject.toml allows
 #   make next         the test suite with the release candidates of JAX and TensorFlow
 #   make release      sdist and wheel of HEAD, checked, in build/release/dist; the links of its README are absolute
@@ -102,7 +102,7 @@ lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(RUN) tools/import_graph.py
+	$(VENV)/bin/lint-imports --no-logo
 
 bench: $(VENV)/.examples
 	$(RUN) -m jax2tf.tools.sweeps.bench
@@ -180,9 +180,10 @@ charts: $(VENV)/.dev
 golden: $(VENV)/.test
 	$(RUN) -m jax2tf.tools.sweeps.golden
 
-# The lowest version of each requirement that pyproject.toml names; those of their own requirements are free.
+# The lowest version of each requirement that pyproject.toml names; their own requirements are the newest, of which
+# old releases may use what is deprecated.
 lowest: $(VENV)-lowest/.lowest
-	$(VENV)-lowest/bin/python -m pytest -n 2 --dist loadfile $(or $(PYTEST_ARGS),$(LOWEST))
+	$(VENV)-lowest/bin/python -m pytest -n 2 --dist loadfile -W default $(or $(PYTEST_ARGS),$(LOWEST))
 
 next: $(VENV)-next/.next
 	$(VENV)-next/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)

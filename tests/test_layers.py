@@ -1,5 +1,4 @@
-"""The house keeps its shape: layers, no cycles, private APIs at one address, files that a person
-can read."""
+"""The house keeps its shape, as far as ruff, mypy and import-linter do not see it."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from jax2tf.tools import import_graph
 from tests.conftest import ONE_PYTHON
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -17,15 +15,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 MAX_LINES = {"jax2tf": 550, "converters": 550, "tools": 550, "examples": 550, "tests": 750}
 
 
-def test_no_import_goes_up_or_round() -> None:
-  assert import_graph.violations(import_graph.import_graph(REPOSITORY)) == []
-
-
 @pytest.mark.parametrize("folder", ["converters", "tools", "examples"])
 def test_mypy_finds_what_stands_beside_the_package(folder: str) -> None:
   """Where the link is missing, `ignore_missing_imports = false` for jax2tf.* makes `mypy` fail:
   none of our own imports is Any."""
-  assert (REPOSITORY / "jax2tf" / folder).resolve() == REPOSITORY / folder
+  assert (REPOSITORY / "jax2tf" / folder).samefile(REPOSITORY / folder)
 
 
 def test_no_long_file() -> None:
@@ -46,30 +40,6 @@ def test_jaxprs_are_closed_at_one_address() -> None:
   pattern = re.compile(r"ClosedJaxpr\(|^from jax\..*\bClosedJaxpr|\bjaxpr\.jaxpr\b", re.MULTILINE)
   files = [f for f in (REPOSITORY / "jax2tf").rglob("*.py") if f.parent.name != "_jax_compat"]
   assert [str(f) for f in files if pattern.search(f.read_text(encoding="utf-8"))] == []
-
-
-@pytest.mark.parametrize(
-  ("module", "imported", "words"),
-  [
-    ("jax2tf.dims", "jax2tf.interpreter", "which is below it"),
-    ("jax2tf.lowering.dot", "jax2tf.lowering.conv", "family of rules"),
-    ("jax2tf.lowering.dot", "jax2tf.interpreter", "family of rules"),
-    ("jax2tf.api", "jax._src", "only jax2tf._jax_compat* may"),
-    ("jax2tf.converters.saved_model", "jax2tf.dims", "public names"),
-    ("jax2tf", "jax2tf.converters", "which is below it"),
-    ("jax2tf.tools.serving.model", "jax2tf.api", "which is below it"),
-  ],
-)
-def test_a_wrong_import_is_named(module: str, imported: str, words: str) -> None:
-  [sentence] = import_graph.violations({module: {imported}})
-  assert words in sentence
-
-
-def test_a_cycle_is_named() -> None:
-  [sentence] = import_graph.violations(
-    {"jax2tf.dims": {"jax2tf.dtypes"}, "jax2tf.dtypes": {"jax2tf.dims"}}
-  )
-  assert sentence.startswith("cycle: jax2tf.d")
 
 
 @pytest.mark.parametrize("name", ONE_PYTHON)
