@@ -72,7 +72,7 @@ def save(
 
   Raises:
     ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as
-    `save_model`.
+      `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
 
   Examples:
