@@ -311,3 +311,10 @@ class TestLayersOfKeras:
   )
   def test_they_fit_as_they_are(self):
     fit(self.layers(), jit_compile=False)
+
+
+def test_files_name_the_classes_as_ever():
+  """Keras finds the class of a file by this name, whichever module defines it."""
+  classes = (jax2tf.keras.Layer, jax2tf.keras.TFSMLayer)
+  names = [keras.saving.get_registered_name(each) for each in classes]
+  assert names == ["jax2tf>Layer", "jax2tf>TFSMLayer"]

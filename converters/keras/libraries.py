@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax2tf.keras.layer import Layer
+from .layer import Layer
 
 
 def from_flax_nnx(
@@ -210,8 +210,8 @@ def _layer(
   trainable: Any = None,
   **options: Any,
 ) -> Layer:
-  from jax2tf.converters.saved_model import libraries  # noqa: PLC0415  (JAX)
-  from jax2tf.converters.saved_model.adapted import adapted  # noqa: PLC0415
+  from ..saved_model import libraries  # noqa: PLC0415  (JAX)
+  from ..saved_model.adapted import adapted  # noqa: PLC0415
 
   whole: Callable[..., Any] = getattr(libraries, library)
   constraints = options.get("polymorphic_constraints", ())

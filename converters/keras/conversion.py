@@ -12,10 +12,11 @@ import numpy as np
 from jax import export, tree_util
 
 import jax2tf
-from jax2tf.converters.saved_model import parameters
-from jax2tf.converters.saved_model.arguments import Arguments, check_order
-from jax2tf.converters.saved_model.state import Layout
-from jax2tf.keras.program import Call, Program, Weight
+
+from ..saved_model import parameters
+from ..saved_model.arguments import Arguments, check_order
+from ..saved_model.state import Layout
+from .program import Call, Program, Weight
 
 # Keras' seed generators give two words, which are a key of this generator.
 _KEYS = "threefry2x32"

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 from keras.src.saving import serialization_lib
 
-from jax2tf.keras import program as programs
-from jax2tf.keras.program import Program, Weight, computed
+from . import program as programs
+from .program import Program, Weight, computed
 
 
 @keras.saving.register_keras_serializable("jax2tf")
@@ -78,7 +78,7 @@ class Layer(keras.layers.Layer):
     seed: int | None = None,
     **options: Any,
   ):
-    from jax2tf.keras import conversion  # noqa: PLC0415  (JAX)
+    from . import conversion  # noqa: PLC0415  (JAX)
 
     self._set_up(
       conversion.program(fun, params, state, inputs, trainable, polymorphic_constraints),
