@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from jax2tf.converters.bundle.files import SAVED_MODEL
 from jax2tf.tools.outside_ops import ASSET_INPUTS, OPS, RESTORER_OPS, SAVER_OPS
 
 # Callbacks of JAX's, in the bytes of a StableHLO module.
@@ -80,7 +81,7 @@ def _graphs(directory: Path) -> list[Any]:
   from google.protobuf import message  # noqa: PLC0415
   from tensorflow.core.protobuf import saved_model_pb2  # noqa: PLC0415
 
-  file = directory / "saved_model.pb"
+  file = directory / SAVED_MODEL
   try:
     return list(saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs)
   except message.DecodeError as error:

@@ -123,7 +123,7 @@ def _what(
 
 def _where_versions_are(directory: str | None) -> str:
   folder = Path(directory or "").resolve()
-  if directory is None or not (folder / "saved_model.pb").is_file():
+  if directory is None or not versions.is_saved_model(folder):
     return "`jax2tf convert --out DIR` writes DIR/1/"
   if folder.name.isdecimal():
     return (
