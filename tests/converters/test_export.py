@@ -221,7 +221,7 @@ WHOSE = {
   "Sin": ("sin", 0),
   "MatrixTriangularSolve": ("triangular_solve", 0),
   "MatrixBandPart": ("triangular_solve", 0),
-  "TensorListGetItem": ("scan", 2),
+  "TensorListGetItem": ("scan", 3),
 }
 
 

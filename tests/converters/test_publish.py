@@ -222,7 +222,7 @@ def test_what_a_saver_at_work_moved_aside_is_left_to_it(cut_off: Path) -> None:
 
 
 # Names in the folder of a running server, and what `publish` moves aside.
-_OTHER_NAMES = {"config.py", "child.py", "durable.py", "publish.py", "exporter.py"}
+_OTHER_NAMES = {"config.py", "child.py", "durable.py", "publish.py", "target.py"}
 
 
 def test_files_get_their_names_at_one_address() -> None:
