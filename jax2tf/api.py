@@ -228,8 +228,7 @@ def convert(
       refs.check_order(traceable.name)
     refs.check_captured((args, kwargs), traced.variables, traceable.name)
     conversion = conversions.get(
-      traced,
-      lambda: Conversion(_with_composite_ops(traced, composites), orders, destination, target),
+      traced, lambda: Conversion(traced, orders, destination, composites, target)
     )
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
     results = nans.checked(
@@ -266,14 +265,6 @@ def _in_structure(tree: Any, tensors: Sequence[tf.Tensor], name: str) -> Any:
       "let it take them, or return a tuple or dict of arrays"
     )
     raise
-
-
-def _with_composite_ops(traced: TracedFunction, names: frozenset[str]) -> TracedFunction:
-  return (
-    dataclasses.replace(traced, jaxpr=fused.with_composite_ops(traced.jaxpr, names))
-    if names
-    else traced
-  )
 
 
 def _run_by_jax(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

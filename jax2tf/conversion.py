@@ -18,13 +18,20 @@ from jax2tf.derivative import Derivative, derivative, derivatives_of, differenti
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.errors import Gap, lowering_error, warn_user
-from jax2tf.idioms import loop_rows
 from jax2tf.interpreter import Lowering
-from jax2tf.normalise import normalised
 from jax2tf.placement.devices import Destination
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
-from jax2tf.program import Emitter, Prepare, Program, lowered_equations, prepare
+from jax2tf.program import (
+  Emitter,
+  Prepare,
+  Program,
+  Stage,
+  Subject,
+  lowered_equations,
+  passed,
+  prepare,
+)
 from jax2tf.trace import TracedFunction, is_tensorflows
 
 _MOST_EAGER_FUNCTIONS = 256
@@ -35,6 +42,13 @@ class Conversion:
 
   Inside a tf.function, its ops join the caller's graph. Eagerly, the first call builds a separate
   tf.function, so that later calls cost one op.
+
+  Args:
+    traced: the function.
+    orders: of derivatives that a SavedModel holds; 0 for a function that is not differentiable.
+    destination: where the graph will run.
+    composites: names of the idioms that use TensorFlow's composite ops.
+    target: the reader of native modules; None for ordinary ops.
   """
 
   def __init__(
@@ -42,24 +56,24 @@ class Conversion:
     traced: TracedFunction,
     orders: int,
     destination: Destination,
+    composites: frozenset[str] = frozenset(),
     target: native.Target | None = None,
   ):
     self._target = target
     self._destination = destination
+    self._subject = Subject(traced.name, destination, composites, is_native=target is not None)
     self._prepare: Prepare = (
-      functools.partial(prepare, destination=destination)
-      if target is None
-      else functools.partial(native.prepare, target)
+      prepare if target is None else functools.partial(native.prepare, target)
     )
-    self._program = self._prepare(traced.jaxpr, traced.name, ())
+    jaxpr = passed(Stage.TRACED, traced.jaxpr, self._subject)
+    self._jaxpr = passed(Stage.DIFFERENTIATED, jaxpr, self._subject) if orders else jaxpr
+    self._program = self._prepare(self._jaxpr, self._subject)
     if target is None:
       _check_placement(traced, destination)
     self._on_several_devices = target is not None and native.runs_on_several_devices(traced.jaxpr)
     self.traced = traced
     self._dimensions = traced.dimensions
-    self._orders = (
-      orders  # of derivatives that a SavedModel holds; 0 for a function that is not differentiable
-    )
+    self._orders = orders
     self._derivatives: BoundedCache[Any, Derivative] = derivatives_of(traced.name)
     # Of the function itself, and of the passes of its derivatives.
     self._eager_functions: BoundedCache[Program, Any] = derivatives_of(
@@ -128,10 +142,7 @@ class Conversion:
     return gradient.call(found, run, *operands)
 
   def _derivative(self, wrt: Sequence[int]) -> Derivative:
-    jaxpr = self.traced.jaxpr
-    if self._target is None:
-      jaxpr = loop_rows.everywhere(normalised(jaxpr))
-    return derivative(jaxpr, self.traced.name, wrt, self._prepare, self._orders)
+    return derivative(self._jaxpr, self._program, self._subject, wrt, self._prepare, self._orders)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     if self._on_several_devices:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -25,10 +25,10 @@ from jax2tf import _jax_compat, _tf_compat, refs
 from jax2tf._jax_compat import checkify
 from jax2tf.caches import BoundedCache
 from jax2tf.dtypes import is_differentiable
-from jax2tf.effects import differing, repeated
+from jax2tf.effects import differing
 from jax2tf.errors import warn_user
-from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs
-from jax2tf.program import Prepare, Program, with_sources
+from jax2tf.jaxprs import ClosedJaxpr, contains, inner_jaxprs, walk
+from jax2tf.program import Prepare, Program, Subject
 from jax2tf.registry import IN_TENSORFLOW
 
 # Primitives that define their residuals, that JAX differentiates as a more expensive equation, or
@@ -47,6 +47,8 @@ _WITH_RESIDUALS: tuple[Any, ...] = (
   ),
   _jax_compat.call_hi_primitive_p,  # with jax_remat3 the one of rematerialisation
 )
+
+_LOOPS = (P.scan_p, P.while_p)
 
 
 @dataclass(frozen=True)
@@ -89,34 +91,45 @@ class Derivative:
   """A jaxpr with its derivatives, each traced when first needed.
 
   Attributes:
-    function: name of the user's function, for errors.
+    subject: of the function; if it is recomputed, it must have no effects.
     wrt: positions of the floating point or complex arguments to differentiate in.
     results: positions of the floating point and complex results.
     prepare: makes programs.
     saved_orders: how many orders of derivatives a SavedModel holds; each one has a graph of its own
       there.
-    is_repeated: whether it recomputes its function, and thus must have no effects.
+
+  Args:
+    make: traces the jaxpr.
+    program: of the jaxpr; None for one that is prepared when it is needed.
   """
 
   def __init__(
     self,
     make: Callable[[], ClosedJaxpr],
-    function: str,
+    subject: Subject,
     wrt: Sequence[int],
     results: Sequence[int],
     prepare: Prepare,
     saved_orders: int,
-    *,
-    is_repeated: bool = False,
+    program: Program | None = None,
   ):
     self._make = make
-    self.is_repeated = is_repeated
+    self._prepared = program
+    self.subject = subject
     self.prepare = prepare
     self.saved_orders = saved_orders
-    self.function = function
     self.wrt = wrt
     self.results = results
-    self._made: BoundedCache[Any, Any] = derivatives_of(function)
+    self._made: BoundedCache[Any, Any] = derivatives_of(subject.function)
+
+  @property
+  def function(self) -> str:
+    """The name of the function, for errors."""
+    return self.subject.function
+
+  @property
+  def _gradient(self) -> str:
+    return f"gradient of {self.function}"
 
   @functools.cached_property
   def jaxpr(self) -> ClosedJaxpr:
@@ -126,9 +139,7 @@ class Derivative:
   @functools.cached_property
   def program(self) -> Program:
     """The program of the differentiated jaxpr."""
-    return self.prepare(
-      repeated(self.function, self.jaxpr) if self.is_repeated else self.jaxpr, self.function, ()
-    )
+    return self._prepared or self.prepare(self.jaxpr, self.subject)
 
   @property
   def forward(self) -> Forward | Exception:
@@ -167,13 +178,12 @@ class Derivative:
     unless_asked = differing(
       self.function, jaxpr, self.jaxpr, without_tape, "put the tape inside of the tf.function"
     )
-    if self.is_repeated or not self.keeps_values:  # the function itself runs too
-      if unless_asked:
-        raise unless_asked
-      jaxpr = repeated(self.function, jaxpr)
-    return Forward(
-      self.prepare(jaxpr, self.function, ()), residuals, structure, of_refs, reached, unless_asked
-    )
+    # Of a function that runs too.
+    is_recomputed = self.subject.is_recomputed or not self.keeps_values
+    if is_recomputed and unless_asked:
+      raise unless_asked
+    program = self.prepare(jaxpr, replace(self.subject, is_recomputed=is_recomputed))
+    return Forward(program, residuals, structure, of_refs, reached, unless_asked)
 
   def backward(self, given: tuple[int, ...]) -> Backward | Exception:
     """The backward pass for cotangents of the results in `given`; or the error.
@@ -197,17 +207,13 @@ class Derivative:
 
     forward.reached.clear()  # only this trace can reach it, which holds the lock of the cache
     jaxpr = _trace(backward, forward.residuals, self._cotangents(given))
-    refs.check_backward(
-      f"gradient of {self.function}",
-      jaxpr,
-      [i for i, is_result in forward.refs.items() if is_result],
-    )
+    subject = replace(self.subject, function=self._gradient, is_recomputed=False)
+    results_of_refs = [i for i, is_result in forward.refs.items() if is_result]
+    refs.check_backward(subject.function, jaxpr, results_of_refs)
     # Equations on residuals and cotangents run where these are.
     places = forward.program.placement.of(forward.program.jaxpr.outvars)
     operands = [*places[len(self.jaxpr.out_avals) :], *(places[i] for i in given)]
-    return Backward(
-      self.prepare(jaxpr, f"gradient of {self.function}", operands), frozenset(forward.reached)
-    )
+    return Backward(self.prepare(jaxpr, subject, operands), frozenset(forward.reached))
 
   @functools.cached_property
   def keeps_values(self) -> bool:
@@ -217,12 +223,10 @@ class Derivative:
     of its monoid, that of rematerialisation omits the barrier before the recomputation, and that of
     a loop drops the checks in its body.
     """
-    barriers = (
-      eqn.params["differentiated"] for eqn, _ in equations(self.jaxpr) if eqn.primitive is P.remat_p
-    )
-    loops = (eqn for eqn, _ in equations(self.jaxpr) if eqn.primitive in (P.scan_p, P.while_p))
-    checks = (contains(body, (checkify.check_p,)) for eqn in loops for body in inner_jaxprs(eqn))
-    return not (contains(self.jaxpr, (P.eigh_p, P.reduce_p)) or any(barriers) or any(checks))
+    if contains(self.jaxpr, (P.eigh_p, P.reduce_p)):
+      return False
+    may_omit = contains(self.jaxpr, (P.remat_p, *_LOOPS))
+    return not (may_omit and any(map(_omits_effects, walk(self.jaxpr))))
 
   @functools.cached_property
   def may_wait(self) -> bool:
@@ -242,14 +246,11 @@ class Derivative:
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
-    name, results, orders = (
-      f"gradient of {self.function}",
-      range(len(self.wrt)),
-      max(self.saved_orders - 1, 0),
-    )
+    subject = replace(self.subject, function=self._gradient, is_recomputed=True)
+    orders = max(self.saved_orders - 1, 0)
     return self._made.get(
       ("pullback", given),
-      lambda: Derivative(make, name, wrt, results, self.prepare, orders, is_repeated=True),
+      lambda: Derivative(make, subject, wrt, range(len(self.wrt)), self.prepare, orders),
     )
 
   @functools.cached_property
@@ -275,18 +276,15 @@ class Derivative:
         "the results, which have been computed before",
         "use jax.jvp before convert",
       )
-      if error and not self.is_repeated:
+      if error and not self.subject.is_recomputed:
         raise error
       return jaxpr
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(self.wrt))]
-    name, results, orders = (
-      f"tangents of {self.function}",
-      range(len(self.results)),
-      max(self.saved_orders - 1, 0),
-    )
-    return Derivative(make, name, wrt, results, self.prepare, orders, is_repeated=True)
+    subject = replace(self.subject, function=f"tangents of {self.function}", is_recomputed=True)
+    orders = max(self.saved_orders - 1, 0)
+    return Derivative(make, subject, wrt, range(len(self.results)), self.prepare, orders)
 
   def _vjp(
     self, primals: Sequence[Any], reached: set[int]
@@ -342,17 +340,24 @@ def _warn_of_many_derivatives(function: str, count: int) -> None:
 
 
 def derivative(
-  jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], prepare: Prepare, saved_orders: int = 1
+  jaxpr: ClosedJaxpr,
+  program: Program,
+  subject: Subject,
+  wrt: Sequence[int],
+  prepare: Prepare,
+  saved_orders: int = 1,
 ) -> Derivative:
-  """The derivatives of a user's function."""
-  return Derivative(
-    lambda: with_sources(jaxpr),
-    function,
-    wrt,
-    differentiable(jaxpr.out_avals),
-    prepare,
-    saved_orders,
-  )
+  """The derivatives of a user's function, given its jaxpr and the program of that."""
+  results = differentiable(jaxpr.out_avals)
+  return Derivative(lambda: jaxpr, subject, wrt, results, prepare, saved_orders, program)
+
+
+def _omits_effects(eqn: Any) -> bool:
+  """Whether JAX's derivative rule of an equation omits a barrier or a check."""
+  if eqn.primitive is P.remat_p:
+    return bool(eqn.params["differentiated"])
+  bodies = inner_jaxprs(eqn) if eqn.primitive in _LOOPS else []
+  return any(contains(body, (checkify.check_p,)) for body in bodies)
 
 
 def differentiable(avals: Sequence[Any]) -> list[int]:

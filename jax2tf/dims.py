@@ -23,7 +23,7 @@ from jax2tf import _jax_compat, _tf_compat
 from jax2tf._jax_compat import shape_poly
 from jax2tf._tf_compat import scopes
 from jax2tf.errors import SizeError
-from jax2tf.jaxprs import ClosedJaxpr, equations, inner_jaxprs
+from jax2tf.jaxprs import ClosedJaxpr, inner_jaxprs, walk
 
 Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 Lower = Callable[..., list[tf.Tensor]]
@@ -339,7 +339,7 @@ def _widened(jaxpr: ClosedJaxpr, dtype: Any) -> ClosedJaxpr:
 
 
 def _primitives(jaxpr: Any) -> frozenset[str]:
-  return frozenset(eqn.primitive.name for eqn, _ in equations(jaxpr))
+  return frozenset(eqn.primitive.name for eqn in walk(jaxpr))
 
 
 def _cast(size: tf.Tensor, dtype: Any) -> tf.Tensor:

@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.errors import Gap, lowering_error
-from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs, map_inner, replaced
+from jax2tf.jaxprs import ClosedJaxpr, contains, inner_jaxprs, located, map_inner, replaced
 
 PRINTS = (_jax_compat.debug_print_p, _jax_compat.debug_callback_p)
 _EFFECTFUL = (*PRINTS, _jax_compat.io_callback_p)
@@ -72,7 +72,7 @@ def _gaps(
 ) -> list[Gap]:
   return [
     Gap(eqn.primitive.name, reason, advice, where())
-    for eqn, where in equations(jaxpr)
+    for eqn, where in located(jaxpr)
     if eqn.primitive in primitives
   ]
 

@@ -20,7 +20,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, Literal, Primitive
 
 from jax2tf import _jax_compat, sparse
-from jax2tf.jaxprs import equations
+from jax2tf.jaxprs import walk
 from jax2tf.registry import UNSUPPORTED, rule_for
 
 source_info_util.register_exclusion(__file__)
@@ -88,7 +88,7 @@ def _call(eqn: Any) -> Any:
     ) from error
   if (called.invars, called.outvars) != (traced.invars, traced.outvars):
     raise ValueError(f"its {kind} holds a tracer of another trace")
-  if any(_same(inner, eqn) for inner, _ in equations(called.params["jaxpr"])):
+  if any(_same(inner, eqn) for inner in walk(called.params["jaxpr"])):
     raise ValueError(f"its {kind} is not a JAX function")
   found, wanted = (_types([v.aval for v in e.outvars]) for e in (called, eqn))
   if found != wanted:

@@ -163,7 +163,7 @@ class _Differentiable:
     InvalidArgumentError with the same message."""
     if not _tf_compat.is_saving():
       raise words_of(error)
-    if not self.of.is_repeated:
+    if not self.of.subject.is_recomputed:
       warn_user(
         f"the SavedModel is written without the gradient of '{self.of.function}', which has none: "
         f"{error}. To save it without "

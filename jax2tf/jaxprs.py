@@ -55,32 +55,44 @@ def inner_jaxprs(eqn: Any) -> list[Jaxpr]:
   return list(jaxprs_in_params(eqn.params))
 
 
-def equations(
+def walk(
   jaxpr: Any,
   inside: Callable[[Any], Sequence[Any]] = inner_jaxprs,
   of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns,
-) -> Iterator[tuple[Any, Callable[[], str]]]:
-  """(equation, a function that returns the user's line) for all equations, those of inner jaxprs
-  included, each jaxpr once.
+) -> Iterator[Any]:
+  """All equations, those of inner jaxprs included, each jaxpr once.
 
   Args:
     jaxpr: open or closed.
     inside: gives the inner jaxprs of an equation to enter, open or closed.
     of: gives the equations of one jaxpr.
   """
+  return (eqn for eqn, _ in located(jaxpr, inside, of))
+
+
+def located(
+  jaxpr: Any,
+  inside: Callable[[Any], Sequence[Any]] = inner_jaxprs,
+  of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns,
+) -> Iterator[tuple[Any, Callable[[], str]]]:
+  """As `walk`: (equation, a function that returns the user's line)."""
   seen: set[Jaxpr] = set()
 
-  def walk(jaxpr: Jaxpr, caller: str) -> Iterator[tuple[Any, Callable[[], str]]]:
+  def visit(jaxpr: Jaxpr, caller: Callable[[], str]) -> Iterator[tuple[Any, Callable[[], str]]]:
     if jaxpr in seen:
       return
     seen.add(jaxpr)
     for eqn in of(jaxpr):
-      where = functools.partial(user_line, eqn, caller)
+      where = functools.partial(_line, eqn, caller)
       yield eqn, where
       for inner in inside(eqn):
-        yield from walk(opened(inner), where())
+        yield from visit(opened(inner), where)
 
-  return walk(opened(jaxpr), definition(jaxpr))
+  return visit(opened(jaxpr), functools.partial(definition, jaxpr))
+
+
+def _line(eqn: Any, caller: Callable[[], str]) -> str:
+  return user_line(eqn, "") or caller()
 
 
 def transformation(change: Callable[[Jaxpr], Jaxpr]) -> Callable[[Any], Any]:
@@ -144,9 +156,14 @@ def map_inner(eqn: Any, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Any:
   return eqn.replace(params=params) if any(different) else eqn
 
 
-def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:
+def contains(jaxpr: Any, primitives: Iterable[Primitive]) -> bool:
   """Whether an equation of `jaxpr`, or of a jaxpr inside it, is of one of these primitives."""
-  return any(eqn.primitive in primitives for eqn, _ in equations(jaxpr))
+  return not _primitives(opened(jaxpr)).isdisjoint(primitives)
+
+
+@_jax_compat.weakly_cached
+def _primitives(jaxpr: Jaxpr) -> frozenset[Primitive]:
+  return frozenset(eqn.primitive for eqn in walk(jaxpr))
 
 
 def function_of(eqn: Any) -> Jaxpr | None:

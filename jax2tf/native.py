@@ -10,8 +10,9 @@ rules between the modules.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
 from jax import export
-from jax.extend.core import Literal, jaxpr_as_fun
+from jax.extend.core import Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, stablehlo
 from jax.interpreters import mlir
@@ -29,12 +30,13 @@ from jax2tf import _jax_compat, _tf_compat, errors, jaxprs
 from jax2tf._jax_compat import jit_info, shape_poly
 from jax2tf.dtypes import as_dtype, in_bytes, physical, tf_dtype
 from jax2tf.effects import CALLBACKS
+from jax2tf.expansion import expanded
 from jax2tf.interpreter import Lowering
 from jax2tf.jaxprs import ClosedJaxpr, opened
 from jax2tf.lines import UNKNOWN
 from jax2tf.placement.propagation import NOWHERE
 from jax2tf.placement.shardings import has_sharding, operand_shardings
-from jax2tf.program import Places, Program, equations, parts
+from jax2tf.program import Places, Program, Stage, Subject, passed
 from jax2tf.registry import IN_TENSORFLOW
 
 # Primitives that JAX lowers to LAPACK on CPU; tests/test_native.py checks that the list is
@@ -152,7 +154,7 @@ class Native:
     two of these is one module."""
     del places  # JAX has them
     kinds = (*(LAPACK if "cpu" in self.target.platforms else ()), *CALLBACKS, *IN_TENSORFLOW)
-    found = parts(opened(jaxpr), kinds)
+    found = _parts(opened(jaxpr), kinds)
     if not any(is_outside for is_outside, _ in found):
       return self._module(jaxpr, operands)
     env, read = self.graph.environment(jaxpr, operands), self.graph.read
@@ -211,7 +213,34 @@ def _annotated(tensors: Sequence[tf.Tensor], shardings: Sequence[Any]) -> list[t
   ]
 
 
-def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = ()) -> Program:
+@_jax_compat.weakly_cached
+def _parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[bool, ClosedJaxpr]]:
+  """(whether it contains one of these primitives, a run of consecutive equations as a jaxpr), in
+  order; the runs alternate."""
+  eqns = expanded(jaxpr)
+  uses = {v: place for place, eqn in enumerate(eqns) for v in jaxprs.variables(eqn.invars)}
+  uses |= dict.fromkeys(jaxprs.variables(jaxpr.outvars), len(eqns))
+  found = []
+  for held, group in itertools.groupby(
+    enumerate(eqns), key=lambda item: _holds(item[1], primitives)
+  ):
+    numbers, some = zip(*group, strict=True)
+    results = [v for eqn in some for v in eqn.outvars if uses.get(v, -1) > numbers[-1]]
+    found.append((held, jaxprs.part(jaxpr, some, results)))
+  return found
+
+
+def _holds(eqn: Any, primitives: Sequence[Primitive]) -> bool:
+  """Whether an equation, or one inside it, is of one of these primitives."""
+  inner = (e for body in jaxprs.inner_jaxprs(eqn) for e in _walk(body))
+  return eqn.primitive in primitives or any(e.primitive in primitives for e in inner)
+
+
+def _walk(jaxpr: Any) -> Iterator[Any]:
+  return jaxprs.walk(jaxpr, of=expanded)
+
+
+def prepare(target: Target, jaxpr: ClosedJaxpr, of: Subject, places: Places = ()) -> Program:
   """The program of a jaxpr, for `jax.export`, which rewrites and places by itself.
 
   Raises:
@@ -219,9 +248,10 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = 
       TensorFlow functions that a module only names.
   """
   del places
+  jaxpr = passed(Stage.OUTERMOST, jaxpr, of)
   graphs = [
     ("call_tf", where())
-    for eqn, where in jaxprs.equations(jaxpr)
+    for eqn, where in jaxprs.located(jaxpr)
     if eqn.primitive.name == "call_tf" and eqn.params.get("call_tf_graph")
   ]
   if graphs:
@@ -230,18 +260,22 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = 
       "own jax2tf.convert supports"
     )
     raise errors.lowering_error(
-      function,
+      of.function,
       [errors.Gap(name, reason, "leave call_tf_graph out", where) for name, where in graphs],
     )
   # between modules of several, nothing can be lowered to one device
   if runs_on_several_devices(jaxpr):
     _refuse_on_several(
-      jaxpr, function, CALLBACKS, "it calls back into Python", "remove this line before conversion"
+      jaxpr,
+      of.function,
+      CALLBACKS,
+      "it calls back into Python",
+      "remove this line before conversion",
     )
     if "cpu" in target.platforms:
       advice = "convert the single-device function, or choose other native_serialization_platforms"
       _refuse_on_several(
-        jaxpr, function, LAPACK, "TensorFlow's XLA has no handler for it on CPU", advice
+        jaxpr, of.function, LAPACK, "TensorFlow's XLA has no handler for it on CPU", advice
       )
   return Program(jaxpr, jaxpr.eqns, NOWHERE)
 
@@ -253,7 +287,7 @@ def _refuse_on_several(
     errors.Gap(
       eqn.primitive.name, f"{reason}, and the function runs on several devices", advice, where()
     )
-    for eqn, where in equations(jaxpr)
+    for eqn, where in jaxprs.located(jaxpr, of=expanded)
     if eqn.primitive in primitives
   ]
   if gaps:
@@ -262,7 +296,7 @@ def _refuse_on_several(
 
 def runs_on_several_devices(jaxpr: ClosedJaxpr) -> bool:
   """Whether there are shardings, or a shard_map, over more than one device."""
-  return any(map(has_sharding, (eqn for eqn, _ in equations(jaxpr))))
+  return any(map(has_sharding, _walk(jaxpr)))
 
 
 @_jax_compat.weakly_cached

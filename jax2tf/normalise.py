@@ -157,7 +157,7 @@ def _is_undetermined(primitive: Primitive) -> bool:
 
 @_jax_compat.weakly_cached
 def _draws(jaxpr: Jaxpr) -> bool:
-  return any(_is_undetermined(eqn.primitive) for eqn, _ in jaxprs.equations(jaxpr))
+  return any(_is_undetermined(eqn.primitive) for eqn in jaxprs.walk(jaxpr))
 
 
 def key_of_literal(literal: Literal) -> Any:

@@ -1,9 +1,20 @@
-"""The stage between tracing and emission: the only one that rewrites a jaxpr. Its result can be
-emitted directly."""
+"""The stage between tracing and emission: the list of passes, and what makes a program of a jaxpr.
+
+`PASSES` has every rewriting of a jaxpr, in order. Exceptions, each where only its place knows what
+it needs:
+  trace: the user's function is traced again with arguments for the variables and refs that it
+    captures (`shadows`, `refs.of_closed_over`). It is another trace, and rewrites no jaxpr.
+  derivative: `refs.with_frozen` takes the values of refs that a backward pass begins with from a
+    forward pass. It also says which results they are.
+  lowering.control_flow: the rule of a loop or a branch puts casts at the ends of its bodies, for
+    dtypes that TensorFlow's loops and branches do not hold.
+  native: modules are made of parts of a jaxpr, and of what a jaxpr calls that is one call.
+"""
 
 from __future__ import annotations
 
-import itertools
+import enum
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,19 +22,174 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
-from jax.extend.core import Jaxpr, Primitive
+from jax.extend.core import Jaxpr
 
-from jax2tf import _jax_compat, errors, idioms, jaxprs, key_data
+from jax2tf import _jax_compat, effects, errors, idioms, jaxprs
 from jax2tf.dtypes import data_of
 from jax2tf.expansion import expanded, why_not
+from jax2tf.idioms import fused, loop_rows
 from jax2tf.jaxprs import ClosedJaxpr, opened
+from jax2tf.key_data import on_words
 from jax2tf.normalise import normalised
-from jax2tf.placement.devices import HERE, Destination, Place, place_of
-from jax2tf.placement.propagation import Placement, placement, propagate
+from jax2tf.placement.devices import HERE, Destination, Place
+from jax2tf.placement.propagation import Placement, propagate, with_sources
 from jax2tf.registry import UNSUPPORTED, lowered_inside, rule_for
 
 # Where the operands of a jaxpr are; empty if unspecified.
 Places = Sequence[Place | None]
+
+
+@dataclass(frozen=True)
+class Subject:
+  """What a pass may ask about the conversion of a jaxpr.
+
+  Attributes:
+    function: the name of the user's function, for errors.
+    destination: where the ops will run.
+    composites: names of the idioms that use TensorFlow's composite ops.
+    is_native: whether JAX lowers the jaxpr, to a module.
+    is_recomputed: whether the function runs too, so that the jaxpr repeats its effects.
+  """
+
+  function: str
+  destination: Destination = HERE
+  composites: frozenset[str] = frozenset()
+  is_native: bool = False
+  is_recomputed: bool = False
+
+
+class Stage(enum.Enum):
+  """Which jaxprs a pass rewrites, in the order of the stages."""
+
+  TRACED = "the traced function"
+  DIFFERENTIATED = "the function that JAX differentiates"
+  OUTERMOST = "the function, and each pass of its derivatives"
+  NORMALISED = "the same, and each inner jaxpr that a rule lowers or makes"
+  EMITTED = "the same; the equations become ops, and values keep the names of the stage before"
+
+
+@dataclass(frozen=True)
+class Pass:
+  """A rewriting of jaxprs that preserves their values.
+
+  Attributes:
+    name: for people.
+    stage: which jaxprs it rewrites.
+    run: the jaxpr, and its subject -> the new jaxpr; the same one if nothing changes.
+    why: why it stands where it does.
+    is_native: whether the native lowering has it too.
+  """
+
+  name: str
+  stage: Stage
+  run: Callable[[Any, Subject], Any]
+  why: str
+  is_native: bool = False
+
+
+def _with_composite_ops(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
+  return fused.with_composite_ops(jaxpr, of.composites) if of.composites else jaxpr
+
+
+def _without_prints(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
+  return effects.repeated(of.function, jaxpr) if of.is_recomputed else jaxpr
+
+
+def _without_refs(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
+  if not jaxprs.contains(jaxpr, _jax_compat.NEW_REFS):
+    return jaxpr
+  # JAX has no rule to discharge it.
+  _refuse(jaxpr, of, lambda eqn: eqn.primitive.name == "custom_lin")
+  return _jax_compat.without_refs(jaxpr)
+
+
+def _with_library_calls(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
+  del of
+  return _with_equations(jaxpr, expanded(jaxpr))
+
+
+def _with_words_of_keys(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
+  del of
+  return _with_equations(jaxpr, list(map(on_words, jaxpr.eqns)))
+
+
+def _with_idioms(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
+  del of
+  return _with_equations(jaxpr, idioms.rewritten(jaxpr.eqns, jaxpr.outvars))
+
+
+def _with_equations(jaxpr: Jaxpr, eqns: Sequence[Any]) -> Jaxpr:
+  are_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
+  return jaxpr if are_same else jaxpr.replace(eqns=list(eqns))
+
+
+PASSES: tuple[Pass, ...] = (
+  Pass(
+    "composite ops",
+    Stage.TRACED,
+    _with_composite_ops,
+    "TensorFlow's composite ops have derivatives of their own, which JAX is to use",
+  ),
+  Pass(
+    "normal form",
+    Stage.DIFFERENTIATED,
+    lambda jaxpr, _: normalised(jaxpr),
+    "a loop may read its rows inside a call, and the next pass sees one jaxpr",
+  ),
+  Pass(
+    "rows of loops",
+    Stage.DIFFERENTIATED,
+    lambda jaxpr, _: loop_rows.everywhere(jaxpr),
+    "JAX differentiates a read of a row as a sum of whole arrays",
+  ),
+  Pass(
+    "sources of device_put",
+    Stage.DIFFERENTIATED,
+    lambda jaxpr, _: with_sources(jaxpr),
+    "JAX transposes a device_put to one that moves the cotangent back to the source",
+    is_native=True,
+  ),
+  Pass(
+    "no repeated effects",
+    Stage.OUTERMOST,
+    _without_prints,
+    "JAX has applied its derivative rules, which may print too",
+    is_native=True,
+  ),
+  Pass(
+    "no refs",
+    Stage.OUTERMOST,
+    _without_refs,
+    "a custom_vjp whose refs are discharged before is differentiated without its own rule",
+  ),
+  Pass(
+    "normal form",
+    Stage.NORMALISED,
+    lambda jaxpr, _: normalised(jaxpr),
+    "JAX's derivatives and discharged refs have calls and dead equations again; preflight follows",
+  ),
+  Pass(
+    "calls for libraries",
+    Stage.EMITTED,
+    _with_library_calls,
+    "a primitive of a library may have another derivative than the function that defines it",
+  ),
+  Pass("words of keys", Stage.EMITTED, _with_words_of_keys, "idioms match arrays of numbers"),
+  Pass(
+    "idioms",
+    Stage.EMITTED,
+    _with_idioms,
+    "they may use primitives that only our rules know, which JAX cannot differentiate",
+  ),
+)
+
+
+def passed(stage: Stage, jaxpr: Any, of: Subject) -> Any:
+  """A jaxpr after all passes of a stage."""
+  for step in PASSES:
+    if step.stage is stage and (step.is_native or not of.is_native):
+      jaxpr = step.run(jaxpr, of)
+  return jaxpr
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,49 +227,54 @@ class Memory(Emitter, Protocol):
     """The results of a program; cached values are not computed again."""
 
 
-# (jaxpr, name of the function for errors, where its operands are) -> program.
-Prepare = Callable[[ClosedJaxpr, str, Places], Program]
+class Prepare(Protocol):
+  """Makes a program of a jaxpr: `prepare`, or that of the native lowering."""
+
+  def __call__(self, jaxpr: ClosedJaxpr, of: Subject, places: Places = (), /) -> Program:
+    """`places` says where the operands of the jaxpr are."""
 
 
-def prepare(
-  jaxpr: ClosedJaxpr, function: str, places: Places = (), destination: Destination = HERE
-) -> Program:
-  """The program of a jaxpr, for ordinary ops that run at `destination`.
+def prepare(jaxpr: ClosedJaxpr, of: Subject, places: Places = ()) -> Program:
+  """The program of a jaxpr, for ordinary ops.
 
   Raises:
     LoweringError: it lists every primitive without a rule, in inner jaxprs too, with the user's
       lines.
     ValueError: an equation has operands in several places; JAX's words.
   """
-  # After differentiation: a custom_vjp whose refs are discharged before it would be differentiated
-  # without its own rule.
-  if jaxprs.contains(jaxpr, _jax_compat.NEW_REFS):
-    # JAX has no rule to discharge it.
-    _refuse(function, jaxpr, destination, lambda eqn: eqn.primitive.name == "custom_lin")
-    jaxpr = _jax_compat.without_refs(jaxpr)
-  jaxpr = normalised(jaxpr)
-  _refuse(
-    function, jaxpr, destination, lambda eqn: rule_for(eqn.primitive) is None or _foreign(eqn)
-  )
-  return program_of(jaxpr, places)
-
-
-def _refuse(
-  function: str, jaxpr: ClosedJaxpr, destination: Destination, is_gap: Callable[[Any], Any]
-) -> None:
-  """Raises one error for all equations that are gaps at `destination`."""
-  needed = lowered_equations(jaxpr, destination)
-  found = [(eqn, where()) for eqn, where in needed if is_gap(eqn)]
-  if found:
-    gaps = [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in found]
-    raise errors.lowering_error(function, gaps)
+  jaxpr = passed(Stage.NORMALISED, passed(Stage.OUTERMOST, jaxpr, of), of)
+  _refuse(jaxpr, of, lambda eqn: rule_for(eqn.primitive) is None or _foreign(eqn))
+  return Program(jaxpr, *_ready(opened(jaxpr), tuple(places) if any(places) else ()))
 
 
 def program_of(jaxpr: ClosedJaxpr, places: Places = ()) -> Program:
   """As `prepare`, for an inner jaxpr, or one that a rule made: gaps are found when it is
   emitted."""
-  jaxpr = normalised(jaxpr)
+  jaxpr = passed(Stage.NORMALISED, jaxpr, _INNER)
   return Program(jaxpr, *_ready(opened(jaxpr), tuple(places) if any(places) else ()))
+
+
+# The passes of these stages ask nothing.
+_INNER = Subject("")
+
+
+@_jax_compat.weakly_cached
+def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any], Placement]:
+  """The equations to emit and their placement, cached by jaxpr. The result must not hold the jaxpr,
+  or it would never be freed."""
+  emitted = passed(Stage.EMITTED, jaxpr, _INNER)
+  if jax.config.jax_enable_checks:
+    _jax_compat.check_jaxpr(emitted)
+  return emitted.eqns, propagate(jaxpr.invars, emitted.eqns, places)
+
+
+def _refuse(jaxpr: ClosedJaxpr, of: Subject, is_gap: Callable[[Any], Any]) -> None:
+  """Raises one error for all equations that are gaps at the destination."""
+  needed = lowered_equations(jaxpr, of.destination)
+  found = [(eqn, where()) for eqn, where in needed if is_gap(eqn)]
+  if found:
+    gaps = [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in found]
+    raise errors.lowering_error(of.function, gaps)
 
 
 def gap(eqn: Any) -> tuple[str, str]:
@@ -125,18 +296,12 @@ def _foreign(eqn: Any) -> Any:
   return next((dtype for dtype in found if (data := data_of(dtype)) and (data[0] or adds)), None)
 
 
-def equations(
-  jaxpr: Any, inside: Callable[[Any], Sequence[Any]] = jaxprs.inner_jaxprs
-) -> Iterator[tuple[Any, Callable[[], str]]]:
-  """As `jaxprs.equations`, with calls of JAX functions for the primitives of libraries."""
-  return jaxprs.equations(jaxpr, inside, expanded)
-
-
 def lowered_equations(
   jaxpr: Any, destination: Destination
 ) -> Iterator[tuple[Any, Callable[[], str]]]:
-  """As `equations`, those that become ops at `destination`: no branch for another platform, nothing
-  that a rule leaves out."""
+  """(equation, a function that returns the user's line), of those that become ops at `destination`:
+  no branch for another platform, nothing that a rule leaves out. Primitives of libraries are
+  calls."""
 
   def inside(eqn: Any) -> Sequence[Any]:
     platforms = eqn.params.get("branches_platforms")
@@ -146,61 +311,4 @@ def lowered_equations(
     # Where there is not one branch, the rule of platform_index says so.
     return [eqn.params["branches"][i] for i in chosen if i is not None] if len(chosen) == 1 else []
 
-  return equations(jaxpr, inside)
-
-
-@_jax_compat.weakly_cached
-def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any], Placement]:
-  """The equations to emit and their placement, cached by jaxpr. The result must not hold the jaxpr,
-  or it would never be freed."""
-  eqns = idioms.rewritten([key_data.on_words(eqn) for eqn in expanded(jaxpr)], jaxpr.outvars)
-  if jax.config.jax_enable_checks:
-    _jax_compat.check_jaxpr(jaxpr.replace(eqns=list(eqns)))
-  return eqns, propagate(jaxpr.invars, eqns, places)
-
-
-@_jax_compat.weakly_cached
-def parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[bool, ClosedJaxpr]]:
-  """(whether it contains one of these primitives, a run of consecutive equations as a jaxpr), in
-  order; the runs alternate."""
-
-  def holds(eqn: Any) -> bool:
-    inner = (e for body in jaxprs.inner_jaxprs(eqn) for e, _ in equations(body))
-    return eqn.primitive in primitives or any(e.primitive in primitives for e in inner)
-
-  eqns = expanded(jaxpr)
-  uses = {v: place for place, eqn in enumerate(eqns) for v in jaxprs.variables(eqn.invars)}
-  uses |= dict.fromkeys(jaxprs.variables(jaxpr.outvars), len(eqns))
-  found = []
-  for held, group in itertools.groupby(enumerate(eqns), key=lambda item: holds(item[1])):
-    numbers, some = zip(*group, strict=True)
-    found.append(
-      (
-        held,
-        jaxprs.part(
-          jaxpr, some, [v for eqn in some for v in eqn.outvars if uses.get(v, -1) > numbers[-1]]
-        ),
-      )
-    )
-  return found
-
-
-def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-  """The same, to be differentiated: each device_put has the device of its operand, and its
-  transpose moves the cotangent back there."""
-  placed = placement(jaxpr)
-  puts = [eqn for eqn in jaxpr.eqns if eqn.primitive is P.device_put_p]
-  targets = {
-    place_of(d): d for eqn in puts for d in eqn.params["devices"] if isinstance(d, jax.Device)
-  }
-  if not (placed.values and targets):
-    return jaxpr
-
-  def known(eqn: Any) -> Any:
-    if eqn.primitive is not P.device_put_p:
-      return eqn
-    before = [targets.get(place) for place in placed.of(eqn.invars)]
-    srcs = tuple(src or found for src, found in zip(eqn.params["srcs"], before, strict=True))
-    return eqn.replace(params=eqn.params | {"srcs": srcs})
-
-  return jaxprs.replaced(jaxpr, eqns=[known(eqn) for eqn in jaxpr.eqns])
+  return jaxprs.located(jaxpr, inside, expanded)

@@ -16,7 +16,7 @@ import jax
 import tensorflow as tf
 
 from jax2tf.errors import warn_user
-from jax2tf.jaxprs import ClosedJaxpr, equations
+from jax2tf.jaxprs import ClosedJaxpr, contains, walk
 from jax2tf.registry import IN_TENSORFLOW
 
 # Part of the key of each trace cache, so that a trace with shadows is never used without them.
@@ -33,7 +33,9 @@ class _Shadows:
 def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
   """The floating point and complex variables of the TensorFlow functions inside. Warns of those of
   unknown shape, and omits them."""
-  calls = (eqn for eqn, _ in equations(jaxpr) if eqn.primitive in IN_TENSORFLOW)
+  if not contains(jaxpr, IN_TENSORFLOW):
+    return []
+  calls = (eqn for eqn in walk(jaxpr) if eqn.primitive in IN_TENSORFLOW)
   variables = (v for eqn in calls for v in IN_TENSORFLOW[eqn.primitive](**eqn.params))
   found = list({v.ref(): v for v in variables}.values())
   if unknown := [v.name for v in found if v.trainable and not v.shape.is_fully_defined()]:

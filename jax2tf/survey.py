@@ -38,7 +38,7 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
     NotImplementedError: primitives that have no lowering, all at once.
   """
   traced = Traceable.of(fun).trace(specs, {}, {})
-  ready = program.prepare(traced.jaxpr, traced.name)
+  ready = program.prepare(traced.jaxpr, program.Subject(traced.name))
   found: dict[tf.Operation, tuple[str, str]] = {}
 
   @contextlib.contextmanager

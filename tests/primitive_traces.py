@@ -27,7 +27,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import Primitive
 
 from jax2tf._jax_compat import shape_poly
-from jax2tf.jaxprs import equations
+from jax2tf.jaxprs import walk
 from tests.conformance.harnesses import load
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -159,7 +159,7 @@ def bound() -> dict[Primitive, set[frozenset[str]]]:
   """{primitive: the sets of names of parameters that it binds}, in what this JAX traces."""
   found: dict[Primitive, set[frozenset[str]]] = collections.defaultdict(set)
   for jaxpr in _jaxprs():
-    for eqn, _ in equations(jaxpr):
+    for eqn in walk(jaxpr):
       found[eqn.primitive].add(frozenset(eqn.params))
   return found
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import jax2tf
 from jax2tf.derivative import derivative
-from jax2tf.program import prepare
+from jax2tf.program import Subject, prepare
 
 X = np.arange(3, dtype=np.float32)
 
@@ -76,7 +76,8 @@ def test_a_trace_in_another_thread_reaches_nothing_of_this_one():
 
   hooked.defvjp(lambda x: (x, None), backward)
   jaxpr = jax.make_jaxpr(lambda x, y: (hooked(x), jnp.sin(y)))(X, X)
-  of = derivative(jaxpr, "f", [0, 1], prepare)
+  subject = Subject("f")
+  of = derivative(jaxpr, prepare(jaxpr, subject), subject, [0, 1], prepare)
   other = of.pullback((1,))
   hooks.append(lambda: other.jaxpr)
   assert of.backward((0,)).reached == {0}

@@ -21,7 +21,7 @@ from jax.extend.core import Literal, Primitive
 
 from jax2tf import _jax_compat
 from jax2tf._jax_compat import batching, shape_poly
-from jax2tf.jaxprs import ClosedJaxpr, closed, equations, opened
+from jax2tf.jaxprs import ClosedJaxpr, closed, opened, walk
 
 # The dimension variable for the number of lanes.
 LANES = "jax2tf_lanes"
@@ -118,13 +118,13 @@ _WORK = {
 
 
 def _work(body: ClosedJaxpr) -> int:
-  return sum(_WORK.get(eqn.primitive, 1) for eqn, _ in equations(body))
+  return sum(_WORK.get(eqn.primitive, 1) for eqn in walk(body))
 
 
 def _new_size(*jaxprs: ClosedJaxpr) -> Any:
   """The dimension variable, in the scope of those in the jaxprs."""
   values = [v for jaxpr in jaxprs for v in jaxpr.invars]
-  values += [v for jaxpr in jaxprs for eqn, _ in equations(jaxpr) for v in eqn.outvars]
+  values += [v for jaxpr in jaxprs for eqn in walk(jaxpr) for v in eqn.outvars]
   sizes = (size for v in values for size in getattr(v.aval, "shape", ()))
   dim = next(filter(shape_poly.is_symbolic_dim, sizes), None)
   (size,) = export.symbolic_shape(LANES, scope=None if dim is None else dim.scope)

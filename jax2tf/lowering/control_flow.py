@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical, tf_dtype
-from jax2tf.jaxprs import ClosedJaxpr, closed, contains, equations, inner_jaxprs
+from jax2tf.jaxprs import ClosedJaxpr, closed, contains, inner_jaxprs, walk
 from jax2tf.lowering._common import NARROW, WIDER
 from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._lane_loops import may_run_by_lanes, run_by_lanes, select_lanes
@@ -298,7 +298,7 @@ def _is_scalar(jaxpr: Any) -> bool:
 def _has_nested_while(jaxpr: Any) -> bool:
   """Whether a while loop is in a branch or another while loop: vmap runs it for all elements, and
   may never end for those not meant."""
-  outer = (eqn for eqn, _ in equations(jaxpr) if eqn.primitive in (P.cond_p, P.while_p))
+  outer = (eqn for eqn in walk(jaxpr) if eqn.primitive in (P.cond_p, P.while_p))
   return any(contains(inner, (P.while_p,)) for eqn in outer for inner in inner_jaxprs(eqn))
 
 
@@ -349,7 +349,7 @@ def _unrolled(
 def _steps_of_a_turn(body: ClosedJaxpr, size: int, unroll: int) -> int:
   """How many steps one turn of the loop makes: TensorFlow's own work for a turn, some 20 nodes, is
   more than that of a few equations."""
-  eqns = [eqn.primitive for eqn, _ in equations(body)]
+  eqns = [eqn.primitive for eqn in walk(body)]
   most = unroll if unroll > 1 else 1 if _LARGE.intersection(eqns) else _TURN // max(1, len(eqns))
   if size <= max(1, most):
     return size

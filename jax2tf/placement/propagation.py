@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.extend.core.primitives as P
 from jax.extend.core import Jaxpr, Literal
 
 from jax2tf import _jax_compat
-from jax2tf.jaxprs import function_of, inner_jaxprs, opened
+from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs, opened, replaced
 from jax2tf.lines import user_line
 from jax2tf.placement.devices import HOST, Place, place_of
 
@@ -137,3 +138,25 @@ def places_named_by(eqn: Any) -> list[Place]:
   """The places that the equation itself specifies."""
   targets = eqn.params["devices"] if eqn.primitive is P.device_put_p else ()
   return [place for place in (_scope(eqn), *map(place_of, targets)) if place]
+
+
+def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+  """The same function: each device_put to a device names the device of its operand too, to which
+  its transpose moves the cotangent back."""
+  puts = [eqn for eqn in jaxpr.eqns if eqn.primitive is P.device_put_p]
+  targets = {
+    place_of(d): d for eqn in puts for d in eqn.params["devices"] if isinstance(d, jax.Device)
+  }
+  if not targets or not (placed := placement(jaxpr)).values:
+    return jaxpr
+
+  def known(eqn: Any) -> Any:
+    if eqn.primitive is not P.device_put_p:
+      return eqn
+    before = [targets.get(place) for place in placed.of(eqn.invars)]
+    puts = zip(eqn.params["devices"], eqn.params["srcs"], before, strict=True)
+    # Without a target the value stays where it is, and so does its cotangent.
+    srcs = tuple(src if target is None else src or found for target, src, found in puts)
+    return eqn.replace(params=eqn.params | {"srcs": srcs})
+
+  return replaced(jaxpr, eqns=[known(eqn) for eqn in jaxpr.eqns])

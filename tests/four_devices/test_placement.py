@@ -67,6 +67,16 @@ def test_computation_follows_data() -> None:
   runs_as_in_jax(fun)
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_put_without_a_target_stays(gradient: bool) -> None:
+  def fun(x: jax.Array) -> jax.Array:
+    return jnp.sin(jax.device_put(jax.device_put(x, CPU[1]))).sum()
+
+  found = devices(graph_of(fun, X, gradient=gradient))
+  assert found["Sin"] == {"CPU:1"}
+  runs_as_in_jax(fun)
+
+
 def test_callbacks_on_other_devices(capsys: Any) -> None:
   def fun(x: jax.Array) -> jax.Array:
     jax.debug.print("{}", x[0, 0])
