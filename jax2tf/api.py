@@ -180,7 +180,6 @@ def convert(
     )
   traceable = Traceable.of(fun_jax, static_argnums, static_argnames)
   traces = TraceCache(traceable, polymorphic_shapes, polymorphic_constraints, max_conversions)
-  of_refs: BoundedCache[Any, TraceCache] = BoundedCache(1)
   warn = functools.partial(_warn_of_many_conversions, traceable.name, max_conversions)
   conversions: BoundedCache[TracedFunction, Conversion] = BoundedCache(max_conversions, warn)
 
@@ -197,36 +196,23 @@ def convert(
         "Call the converted function from TensorFlow, or the JAX function from JAX"
       )
     found = refs.refs_of((args, kwargs))
-    if not found:
-      traced, flat = values(fun_jax, traces, args, kwargs)
-      tree = traced.out_tree
-    else:
+    if found:
       refs.check((args, kwargs), traceable.name)
-      of_values = of_refs.get(
-        (),
-        lambda: TraceCache(
-          traceable.of_refs(), polymorphic_shapes, polymorphic_constraints, max_conversions
-        ),
-      )
-      traced, flat = values(refs.as_values(fun_jax), of_values, args, kwargs)
-      tree, _ = traced.out_tree.children()
-    # The results, the values of the refs among the arguments, those of the refs that the function
-    # closes over.
-    results, after = flat[: tree.num_leaves], flat[tree.num_leaves :]
+    fun = refs.as_values(fun_jax) if found else fun_jax
+    traced, flat = values(fun, args, kwargs)
+    results, after = traced.signature.split_results(flat)
     if after:
-      closed_over = traced.variables[len(traced.variables) - traced.n_refs :]
-      variables = [*(ref.variable for ref in found), *closed_over]
-      results = refs.written(variables, traced.jaxpr, after, results)
-    return _in_structure(tree, results, traceable.name)
+      results = refs.written(found, traced.jaxpr, traced.signature, after, results)
+    return _in_structure(traced.signature.out_tree, results, traceable.name)
 
   def values(
-    fun: Callable[..., Any], traces: TraceCache, args: tuple[Any, ...], kwargs: dict[str, Any]
+    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
   ) -> tuple[TracedFunction, list[tf.Tensor]]:
     """(the traced function, its flat results)."""
     leaves, traced = traces(args, kwargs)
-    if traced.n_refs:
+    if traced.signature.closed_over:
       refs.check_order(traceable.name)
-    refs.check_captured((args, kwargs), traced.variables, traceable.name)
+    refs.check_captured((args, kwargs), traced.signature.captured, traceable.name)
     conversion = conversions.get(
       traced, lambda: Conversion(traced, orders, destination, composites, target)
     )
@@ -355,7 +341,8 @@ def eval_polymorphic_shape(
 
   def evaluate(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
     _, traced = traces(args, kwargs)
-    avals, tree = traced.jaxpr.out_avals, traced.out_tree
+    avals, _ = traced.signature.split_results(traced.jaxpr.out_avals)
+    tree = traced.signature.out_tree
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     texts = [_ShapeText(spec) for spec in specs]
     return tree_util.tree_unflatten(tree, specs), tree_util.tree_unflatten(tree, texts)

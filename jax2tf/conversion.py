@@ -81,20 +81,19 @@ class Conversion:
     )
     self.dtypes = [physical(aval)[1] for aval in traced.arguments]
 
-  def __call__(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+  def __call__(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The flat results for flat arguments of the traced dtypes.
 
     Raises:
       ValueError: a static shape does not fit the polymorphic shapes; in JAX's words.
     """
-    avals = self.traced.jaxpr.in_avals[len(operands) :]
-    operands = [
-      *operands,
-      *(
-        tf.cast(v.read_value(), physical(aval)[1])
-        for v, aval in zip(self.traced.variables, avals, strict=True)
-      ),
+    signature = self.traced.signature
+    _, avals = signature.split_operands(self.traced.jaxpr.in_avals)
+    values = [
+      tf.cast(variable.read_value(), physical(aval)[1])
+      for variable, aval in zip(signature.captured, avals, strict=True)
     ]
+    operands = [*leaves, *values]
     if _tf_compat.current_graph() is None:
       return self._eagerly(operands)
     dimensions, assertions = interpreter.dimension_values(

@@ -20,6 +20,7 @@ from jax2tf.dtypes import key_dtype_of, mark_keys
 from jax2tf.errors import Gap, lowering_error
 from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced, variables
 from jax2tf.lines import definition, user_line
+from jax2tf.signature import Signature
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,11 +215,23 @@ def of_closed_over(jaxpr: ClosedJaxpr) -> Callable[..., Any]:
 
 
 def written(
-  variables: Sequence[tf.Variable], jaxpr: ClosedJaxpr, values: Sequence[tf.Tensor], results: Any
+  arguments: Sequence[Ref],
+  jaxpr: ClosedJaxpr,
+  signature: Signature,
+  values: Sequence[tf.Tensor],
+  results: Any,
 ) -> Any:
-  """The results, once the variables that the jaxpr of such a function writes have their new
-  values."""
-  writes = _writes(opened(jaxpr), len(variables))
+  """The results of such a function, once the variables that it writes have their new values.
+
+  Args:
+    arguments: the refs among its arguments.
+    jaxpr: of the function.
+    signature: of the jaxpr.
+    values: the final ones of the refs.
+    results: of the user.
+  """
+  variables = [*(ref.variable for ref in arguments), *signature.closed_over]
+  writes = _writes(opened(jaxpr), signature.n_results)
   changed = [
     (variable, value)
     for variable, value, is_written in zip(variables, values, writes, strict=True)
@@ -238,8 +251,8 @@ def written(
 
 
 @_jax_compat.weakly_cached
-def _writes(jaxpr: Jaxpr, count: int) -> Sequence[bool]:
-  """Whether each of the refs, whose values are the last results, may be written."""
+def _writes(jaxpr: Jaxpr, n_results: int) -> Sequence[bool]:
+  """Whether each of the refs, whose final values follow the user's results, may be written."""
   frozen = {
     eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if eqn.primitive is _jax_compat.freeze_p
   }
@@ -253,7 +266,8 @@ def _writes(jaxpr: Jaxpr, count: int) -> Sequence[bool]:
     # Assume the worst of an equation that takes a ref but declares no effect on it.
     return not all(_jax_compat.only_reads(eqn, ref) for eqn in users)
 
-  return [value not in frozen or may_be_written(frozen[value]) for value in jaxpr.outvars[-count:]]
+  final_values = jaxpr.outvars[n_results:]
+  return [value not in frozen or may_be_written(frozen[value]) for value in final_values]
 
 
 def with_frozen(jaxpr: ClosedJaxpr, reads: Sequence[int]) -> tuple[ClosedJaxpr, dict[int, bool]]:

@@ -9,7 +9,7 @@ import os
 import pickle
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from jax2tf.dtypes import describe
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement.devices import place_of
 from jax2tf.registry import IN_TENSORFLOW
+from jax2tf.signature import Signature
 from jax2tf.specs import Call, scope_of
 
 # A user's line is outside of this package and of TensorFlow, whose frames are on the stack while it
@@ -43,26 +44,18 @@ class TracedFunction:
 
   Attributes:
     name: of the user's function, for errors and scopes.
-    jaxpr: its closed jaxpr; in_avals are the leaves of the dynamic arguments, and the shadows of
-      the variables.
-    in_tree: structure of `(args, kwargs)` without static arguments.
-    out_tree: structure of the result.
-    variables: those that it captures, by TensorFlow functions inside, and behind these those of the
-      refs that it closes over.
-    n_refs: how many refs it closes over; their values after it are the last results of the jaxpr.
+    jaxpr: its closed jaxpr.
+    signature: what the operands and results of the jaxpr stand for.
   """
 
   name: str
   jaxpr: ClosedJaxpr
-  in_tree: Any
-  out_tree: Any
-  variables: Sequence[tf.Variable] = ()
-  n_refs: int = 0
+  signature: Signature
 
   @property
   def arguments(self) -> Sequence[Any]:
     """The avals of the leaves of the dynamic arguments."""
-    return self.jaxpr.in_avals[: self.in_tree.num_leaves]
+    return self.signature.split_operands(self.jaxpr.in_avals)[0]
 
   @functools.cached_property
   def dimensions(self) -> Dimensions:
@@ -71,7 +64,7 @@ class TracedFunction:
     Raises:
       ValueError: JAX's own, for a dimension variable that cannot be solved.
     """
-    return Dimensions.of(self.arguments, self.in_tree)
+    return Dimensions.of(self.arguments, self.signature.in_tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +77,8 @@ class Traceable:
     static_argnums, static_argnames: those given to `convert`, and those of a `jax.jit`-ed `fun`.
     bound: static values for the first arguments of `jitted`, such as the `self` of a method.
     bound_by_name: static values for keyword arguments of `jitted`.
+    returns_refs: whether `jitted` takes values in place of refs, and returns (the user's result,
+      the final values of the refs).
   """
 
   fun: Callable[..., Any]
@@ -92,6 +87,7 @@ class Traceable:
   static_argnames: tuple[str, ...]
   bound: tuple[Any, ...] = ()
   bound_by_name: Mapping[str, Any] = field(default_factory=dict)
+  returns_refs: bool = False
 
   @classmethod
   def of(
@@ -123,11 +119,11 @@ class Traceable:
     nums, names = tuple({*nums, *given_nums}), tuple({*names, *given_names})
     return cls(fun, jax.jit(call, static_argnums=nums, static_argnames=names), nums, names)
 
-  def of_refs(self) -> Traceable:
+  def on_values(self) -> Traceable:
     """The function of values in place of refs."""
-    return Traceable.of(
-      refs.as_values(self.fun), self.static_argnums or None, self.static_argnames or None
-    )
+    pure = refs.as_values(self.fun)
+    of_values = Traceable.of(pure, self.static_argnums or None, self.static_argnames or None)
+    return replace(of_values, returns_refs=True)
 
   def __reduce__(self) -> Any:
     """Pickled as the function without jax.jit, and its static arguments: JAX 0.12 can call a jitted
@@ -216,8 +212,10 @@ class Traceable:
         )
     _jax_compat.check_leaked_tracers(traced)
     _warn_of_large_constants(self.name, jaxpr)
-    captured = (*variables, *map(refs.variable_of, found))
-    return TracedFunction(self.name, jaxpr, in_tree, traced.out_tree, captured, len(found))
+    out_tree = traced.out_tree.children()[0] if self.returns_refs else traced.out_tree
+    closed_over = tuple(map(refs.variable_of, found))
+    signature = Signature(in_tree, out_tree, tuple(variables), closed_over)
+    return TracedFunction(self.name, jaxpr, signature)
 
   def _with_shadows(self, variables: Sequence[tf.Variable], static: dict[Any, Any]) -> Any:
     """The function of (args, kwargs, shadows of the variables), jitted."""
@@ -358,5 +356,7 @@ class TraceCache:
     by_position = [of(x) for x in args]
     by_name = {name: of(kwargs[name]) for name in sorted(kwargs)}
     avals = tuple((s.shape, s.dtype, s.weak_type) for s in specs)
-    key = (tree, avals, context)
-    return self._by_specs.get(key, lambda: self._traceable.trace(by_position, by_name, static))
+    key = (tree, avals, context)  # the tree says which arguments are refs
+    has_refs = bool(refs.refs_of(arguments))
+    traceable = self._traceable.on_values() if has_refs else self._traceable
+    return self._by_specs.get(key, lambda: traceable.trace(by_position, by_name, static))

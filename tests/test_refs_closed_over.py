@@ -149,3 +149,9 @@ def test_a_graph_of_tensorflow_1_is_refused() -> None:
     pytest.raises(NotImplementedError, match="does not order reads and writes"),
   ):
     jax2tf.convert(fun)(tf.constant(X))
+
+
+def test_shapes_are_those_of_the_results() -> None:
+  fun, _ = counter()
+  shapes = jax2tf.eval_polymorphic_shape(fun, polymorphic_shapes="3")
+  assert shapes(jax.ShapeDtypeStruct((3,), jnp.float32))[1] == ("(3,)", "()")
