@@ -29,14 +29,11 @@ class Notes:
     assertions: assertion ops; ops that rely on an assertion wait for them.
     stacked: op that stacks the rows of a loop -> their block, whether the op is their reversal, and
       the TensorList that holds them.
-    counters: op that makes numbers with constant differences -> the first number and the
-      difference.
     left_out: prints and checks that the graph omits, each with its line.
   """
 
   assertions: list[tf.Operation] = field(default_factory=list)
   stacked: dict[tf.Operation, tuple[list[int], bool, tf.Tensor]] = field(default_factory=dict)
-  counters: dict[tf.Operation, tuple[int, int]] = field(default_factory=dict)
   left_out: list[str] = field(default_factory=list)
 
   def warn_of_what_is_left_out(self) -> None:

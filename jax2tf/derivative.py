@@ -18,7 +18,7 @@ import jax
 import jax.extend.core.primitives as P
 from jax import tree_util
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Literal, jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
 from jax2tf import _jax_compat, _tf_compat, refs
@@ -27,6 +27,7 @@ from jax2tf.caches import BoundedCache
 from jax2tf.dtypes import is_differentiable
 from jax2tf.effects import differing
 from jax2tf.errors import warn_user
+from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import ClosedJaxpr, contains, inner_jaxprs, walk
 from jax2tf.program import Prepare, Program, Subject
 from jax2tf.registry import IN_TENSORFLOW
@@ -61,6 +62,7 @@ class Forward:
     structure: of the pullback, whose leaves they are.
     refs: {position of a residual that is the value of a mutable array: whether the array's value is
       a result of the function}.
+    counters: {position of a residual that `counter_p` makes: its params}.
     reached: filled by each trace of the pullback with the primals that have a cotangent.
     unless_asked: the error if it runs although no derivative was requested, because its effects
       differ from the function's; or None.
@@ -70,6 +72,7 @@ class Forward:
   residuals: Sequence[Any]
   structure: Any
   refs: Mapping[int, bool]
+  counters: Mapping[int, Mapping[str, Any]]
   reached: set[int]
   unless_asked: Exception | None
 
@@ -183,7 +186,8 @@ class Derivative:
     if is_recomputed and unless_asked:
       raise unless_asked
     program = self.prepare(jaxpr, replace(self.subject, is_recomputed=is_recomputed))
-    return Forward(program, residuals, structure, of_refs, reached, unless_asked)
+    counters = _counters(program.jaxpr.eqns, program.jaxpr.outvars[len(self.jaxpr.out_avals) :])
+    return Forward(program, residuals, structure, of_refs, counters, reached, unless_asked)
 
   def backward(self, given: tuple[int, ...]) -> Backward | Exception:
     """The backward pass for cotangents of the results in `given`; or the error.
@@ -201,6 +205,8 @@ class Derivative:
 
     def backward(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
       leaves = [jax.new_ref(x) if i in forward.refs else x for i, x in enumerate(residuals)]
+      for i, numbers in forward.counters.items():  # so that a loop sees what they are
+        leaves[i] = counter_p.bind(**numbers)
       return tree_util.tree_unflatten(forward.structure, leaves)(
         self._with_zeros(given, cotangents)
       )
@@ -358,6 +364,12 @@ def _omits_effects(eqn: Any) -> bool:
     return bool(eqn.params["differentiated"])
   bodies = inner_jaxprs(eqn) if eqn.primitive in _LOOPS else []
   return any(contains(body, (checkify.check_p,)) for body in bodies)
+
+
+def _counters(eqns: Sequence[Any], results: Sequence[Any]) -> dict[int, Mapping[str, Any]]:
+  """{position of a result that `counter_p` makes: its params}."""
+  made = {eqn.outvars[0]: eqn.params for eqn in eqns if eqn.primitive is counter_p}
+  return {i: made[v] for i, v in enumerate(results) if not isinstance(v, Literal) and v in made}
 
 
 def differentiable(avals: Sequence[Any]) -> list[int]:

@@ -8,6 +8,7 @@ are one class. Only this module handles the difference: elsewhere, a `ClosedJaxp
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -119,6 +120,12 @@ def transformation(change: Callable[[Jaxpr], Jaxpr]) -> Callable[[Any], Any]:
     return new if isinstance(new, type(jaxpr)) else closed(new, jaxpr.consts)
 
   return of
+
+
+def with_equations(jaxpr: Jaxpr, eqns: Sequence[Any]) -> Jaxpr:
+  """An open jaxpr with these equations; the same object if they are its own."""
+  are_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
+  return jaxpr if are_same else jaxpr.replace(eqns=list(eqns))
 
 
 def live(eqns: Sequence[Any], results: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,6 @@ it needs:
 from __future__ import annotations
 
 import enum
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,7 +27,7 @@ from jax2tf import _jax_compat, effects, errors, idioms, jaxprs
 from jax2tf.dtypes import data_of
 from jax2tf.expansion import expanded, why_not
 from jax2tf.idioms import fused, loop_rows
-from jax2tf.jaxprs import ClosedJaxpr, opened
+from jax2tf.jaxprs import ClosedJaxpr, opened, with_equations
 from jax2tf.key_data import on_words
 from jax2tf.normalise import normalised
 from jax2tf.placement.devices import HERE, Destination, Place
@@ -105,22 +104,17 @@ def _without_refs(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
 
 def _with_library_calls(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
   del of
-  return _with_equations(jaxpr, expanded(jaxpr))
+  return with_equations(jaxpr, expanded(jaxpr))
 
 
 def _with_words_of_keys(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
   del of
-  return _with_equations(jaxpr, list(map(on_words, jaxpr.eqns)))
+  return with_equations(jaxpr, list(map(on_words, jaxpr.eqns)))
 
 
 def _with_idioms(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
   del of
-  return _with_equations(jaxpr, idioms.rewritten(jaxpr.eqns, jaxpr.outvars))
-
-
-def _with_equations(jaxpr: Jaxpr, eqns: Sequence[Any]) -> Jaxpr:
-  are_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
-  return jaxpr if are_same else jaxpr.replace(eqns=list(eqns))
+  return with_equations(jaxpr, idioms.rewritten(jaxpr.eqns, jaxpr.outvars))
 
 
 PASSES: tuple[Pass, ...] = (
@@ -166,7 +160,19 @@ PASSES: tuple[Pass, ...] = (
     "normal form",
     Stage.NORMALISED,
     lambda jaxpr, _: normalised(jaxpr),
-    "JAX's derivatives and discharged refs have calls and dead equations again; preflight follows",
+    "JAX's derivatives and discharged refs have calls and dead equations again",
+  ),
+  Pass(
+    "rows of loops",
+    Stage.NORMALISED,
+    lambda jaxpr, _: loop_rows.everywhere(jaxpr),
+    "a backward pass has loops of its own, and takes no residuals that are counters",
+  ),
+  Pass(
+    "normal form",
+    Stage.NORMALISED,
+    lambda jaxpr, _: normalised(jaxpr),
+    "the loops are in calls; preflight, and the names of values, come next",
   ),
   Pass(
     "calls for libraries",

@@ -347,6 +347,29 @@ def test_counters_are_those_of_the_loop() -> None:
   assert "TensorListGetItem" not in ops
 
 
+def test_a_backward_pass_counts_for_itself() -> None:
+  """A counter is no residual: the loop of the gradient reads floats from lists, and no numbers."""
+
+  def every_other(x: Any) -> Any:
+    return lax.fori_loop(0, 14, lambda i, c: jnp.tanh(c + x[2 * i] * x[i]), x[0]).sum()
+
+  x = np.linspace(0.1, 1, 90, dtype=np.float32).reshape(30, 3)
+
+  @tf.function(autograph=False)
+  def gradient(x: Any) -> Any:
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y = jax2tf.convert(every_other)(x)
+    return tape.gradient(y, x)
+
+  graph = gradient.get_concrete_function(tf.constant(x)).graph
+  functions = graph.as_graph_def().library.function
+  nodes = [node for function in functions for node in function.node_def]
+  reads = [node.attr["element_dtype"].type for node in nodes if node.op == "TensorListGetItem"]
+  assert reads and set(reads) == {tf.float32.as_datatype_enum}
+  np.testing.assert_allclose(gradient(x), jax.grad(every_other)(x), rtol=1e-5)
+
+
 @pytest.mark.usefixtures("one_step")
 def test_symbolic_sizes_are_not_held_for_all_steps() -> None:
   """A value of b * b in each step, beside rows of b."""

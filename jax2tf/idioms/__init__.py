@@ -24,8 +24,8 @@ from jax2tf.idioms import (
   bias_add,
   broadcasts,
   conv_gradient,
+  loop_counters,
   loop_hoist,
-  loop_rows,
   loop_sink,
   moves,
   products,
@@ -34,7 +34,16 @@ from jax2tf.idioms._dataflow import Dataflow, Equations
 
 Idiom = Callable[[Dataflow, Any], Equations | None]
 
-_MODULES = (moves, products, conv_gradient, bias_add, broadcasts, loop_rows, loop_hoist, loop_sink)
+_MODULES = (
+  moves,
+  products,
+  conv_gradient,
+  bias_add,
+  broadcasts,
+  loop_hoist,
+  loop_sink,
+  loop_counters,
+)
 _TABLES: Sequence[Mapping[Any, Idiom]] = [module.IDIOMS for module in _MODULES]
 _IDIOMS: dict[Primitive, list[Idiom]] = {
   primitive: [table[primitive] for table in _TABLES if primitive in table]

@@ -1,9 +1,6 @@
-"""Computes the scalars of a loop that depend only on its counters, and defines a primitive for
-those with constant differences.
+"""The scalars of a loop that depend only on its counters.
 
-JAX's fori_loop with static bounds is a scan that carries its counter. The rule of scan has the
-counter of TensorFlow's While, and computes such scalars from it (jax2tf/lowering/control_flow.py).
-So they are neither carried nor read from a list.
+JAX's fori_loop with static bounds is a scan that carries its counter.
 """
 
 from __future__ import annotations
@@ -13,35 +10,15 @@ from typing import Any
 
 import jax.extend.core.primitives as P
 import numpy as np
-import tensorflow as tf
-from jax.core import ShapedArray
-from jax.extend.core import Literal, Primitive
+from jax.extend.core import Literal
 
-from jax2tf.context import RuleContext
 from jax2tf.idioms._dataflow import Dataflow, is_array
 from jax2tf.idioms._loops import Scan
+from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import variables
-from jax2tf.registry import lowers
 
 # One number for each step, in the order of the xs.
 Numbers = Any
-
-counter_p = Primitive("counter")
-counter_p.def_abstract_eval(lambda *, first, step, length, dtype: ShapedArray((length,), dtype))
-
-
-@lowers(counter_p)
-def _counter(ctx: RuleContext, *, first: int, step: int, length: int, dtype: Any) -> tf.Tensor:
-  """-> i32[length]: first, first + step, and so on."""
-  del dtype
-  end = first + step * length
-  wide = tf.int32 if max(abs(first), abs(end)) < 2**31 else tf.int64
-  numbers = (
-    tf.range(first, end, step, wide) if step else tf.fill([length], tf.constant(first, wide))
-  )
-  numbers = tf.cast(numbers, ctx.dtype_out)
-  ctx.notes.counters[numbers.op] = first, step
-  return numbers
 
 
 def _select(which: Numbers, *cases: Numbers) -> Numbers:

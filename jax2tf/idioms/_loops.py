@@ -15,7 +15,8 @@ from jax.extend.core import jaxpr_as_fun
 
 from jax2tf import _jax_compat
 from jax2tf._jax_compat.shape_poly import dimension_bounds
-from jax2tf.idioms._dataflow import Equations, is_array
+from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
+from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import ClosedJaxpr, closed, part, variables
 
 # Primitives that are one op for one step, and one op for all steps.
@@ -143,18 +144,23 @@ def taken_apart(eqn: Any) -> Scan | None:
   )
 
 
-def call_of(eqn: Any, fun: Callable[..., Sequence[Any]]) -> Equations:
-  """results = fun(operands) in the place of an equation."""
+def call_of(flow: Dataflow, eqn: Any, fun: Callable[..., Sequence[Any]]) -> Equations:
+  """results = fun(operands) in the place of an equation. Counters are made inside, where a loop
+  sees what they are."""
+  makers = [flow.maker(v, counter_p) for v in eqn.invars]
 
   def scan(*operands: Any) -> Sequence[Any]:
-    return fun(*operands)
+    rest = iter(operands)
+    return fun(*(counter_p.bind(**m.params) if m else next(rest) for m in makers))
 
+  given = [v for v, maker in zip(eqn.invars, makers, strict=True) if maker is None]
   specs = [
-    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars
+    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in given
   ]
   with eqn.ctx.manager:
     [called] = jax.make_jaxpr(jax.jit(scan))(*specs).eqns
-  return [eqn.replace(primitive=called.primitive, params=called.params, effects=called.effects)]
+  of_call = {name: getattr(called, name) for name in ("primitive", "params", "effects")}
+  return [eqn.replace(invars=given, **of_call)]
 
 
 def for_all_steps(

@@ -15,9 +15,9 @@ import jax.extend.core.primitives as P
 import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 
-from jax2tf.idioms._counters import counter_p
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, same
 from jax2tf.idioms._loops import MAPPED, SHAPES, Room, Scan, call_of, for_all_steps, taken_apart
+from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import live, replaced, variables
 from jax2tf.lowering._movement import is_one
 
@@ -43,7 +43,7 @@ def hoisted(flow: Dataflow, eqn: Any) -> Equations | None:
   constant = {*scan.consts}.intersection(variables(scan.ys))
   if len(varying.intersection(inside)) >= len(spared) + len(work) + len(constant):
     return None
-  return call_of(eqn, lambda *operands: _call(scan, early, wanted, inside, operands))
+  return call_of(flow, eqn, lambda *operands: _call(scan, early, wanted, inside, operands))
 
 
 def _varying(scan: Scan, early: Sequence[Any]) -> set[Any]:

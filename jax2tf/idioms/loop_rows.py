@@ -20,10 +20,20 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 
-from jax2tf.idioms._counters import counter_p, even, numbers_of
+from jax2tf.idioms._counters import even, numbers_of
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
 from jax2tf.idioms._loops import Scan, call_of, taken_apart
-from jax2tf.jaxprs import BODIES, contains, live, map_inner, replaced, transformation, variables
+from jax2tf.idioms.loop_counters import counter_p
+from jax2tf.jaxprs import (
+  BODIES,
+  contains,
+  live,
+  map_inner,
+  replaced,
+  transformation,
+  variables,
+  with_equations,
+)
 
 # Combines the old row and the update; None takes the update.
 _WRITES = {
@@ -98,7 +108,7 @@ def by_rows(flow: Dataflow, eqn: Any) -> Equations | None:
     if _hashed(v) in loop.known
   }
   return (
-    call_of(eqn, loop.call)
+    call_of(flow, eqn, loop.call)
     if loop.counters or loop.taken or loop.written or loop.counted_xs
     else None
   )
@@ -106,10 +116,8 @@ def by_rows(flow: Dataflow, eqn: Any) -> Equations | None:
 
 @transformation
 def everywhere(jaxpr: Jaxpr) -> Jaxpr:
-  """The same function with `by_rows` applied to all its loops, also in calls, loops and branches.
-
-  For a derivative: JAX differentiates a read of a row as a sum of whole arrays.
-  """
+  """The same function with `by_rows` applied to all its loops, also in calls, loops and
+  branches."""
   if not contains(jaxpr, (P.scan_p,)):
     return jaxpr
   eqns = [map_inner(eqn, everywhere) if eqn.primitive in BODIES else eqn for eqn in jaxpr.eqns]
@@ -117,7 +125,7 @@ def everywhere(jaxpr: Jaxpr) -> Jaxpr:
   for place, eqn in enumerate(eqns):
     if eqn.primitive is P.scan_p and (found := by_rows(flow, eqn)) is not None:
       flow.put(place, found)
-  return jaxpr.replace(eqns=list(flow.equations()))
+  return with_equations(jaxpr, flow.equations())
 
 
 class _Loop:
@@ -378,6 +386,3 @@ class _Loop:
 
 def _hashed(atom: Any) -> Any:
   return None if isinstance(atom, Literal) else atom
-
-
-IDIOMS = {P.scan_p: by_rows}

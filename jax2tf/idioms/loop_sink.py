@@ -49,13 +49,12 @@ class Sum:
 
 def sunk(flow: Dataflow, eqn: Any) -> Equations | None:
   """scan -> (carry, ys) by a scan of fewer equations, and what its steps stack."""
-  del flow
   if (scan := taken_apart(eqn)) is None or any(isinstance(v, Literal) for v in scan.ys):
     return None
   late = _Late(scan, stacks_more=True)
   if not late.is_gain:
     late = _Late(scan, stacks_more=False)
-  return call_of(eqn, late.call) if late.is_gain else None
+  return call_of(flow, eqn, late.call) if late.is_gain else None
 
 
 class _Late:

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core.primitives as P
@@ -19,12 +19,15 @@ from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical, tf_dtype
 from jax2tf.jaxprs import ClosedJaxpr, closed, contains, inner_jaxprs, walk
 from jax2tf.lowering._common import NARROW, WIDER
+from jax2tf.lowering._counters import Counter
 from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._lane_loops import may_run_by_lanes, run_by_lanes, select_lanes
 from jax2tf.lowering._lanes import lane_loop
 from jax2tf.registry import lowers
 
 Tensors = list[tf.Tensor]
+# The rows of a loop, f32[n,...].
+Xs: TypeAlias = tf.Tensor | Counter
 
 
 def _any_dtype_inside(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,18 +256,25 @@ def _scan(
   num_carry: int | None = None,
   ft_in: Any = None,
   ft_out: Any = None,
+  counters: Sequence[tuple[int, int] | None] = (),
 ) -> Tensors:
-  """(consts, carry, xs f32[n,...]) -> (carry, ys f32[n,...])."""
+  """(consts, carry, xs f32[n,...]) -> (carry, ys f32[n,...]).
+
+  With `counters`, (first, step) or None for each of the xs, those with numbers are no operands.
+  """
   del ft_out
   n_consts, n_carry = _jax_compat.scan_split(num_consts, num_carry, ft_in)
-  consts, carry, xs = (
-    operands[:n_consts],
-    operands[n_consts : n_consts + n_carry],
-    operands[n_consts + n_carry :],
-  )
+  n_outer = n_consts + n_carry
+  consts, carry = operands[:n_consts], operands[n_consts:n_outer]
   body = closed(jaxpr)
+  rows = body.in_avals[n_outer:]
+  xs = _with_counters(operands[n_outer:], counters, rows)
   if xs and not n_carry and _is_scalar(body) and not _has_nested_while(body):
-    return list(ctx.lower_fun(functools.partial(_mapped, body, n_consts), *operands))
+    arrays = [x.numbers(length) if isinstance(x, Counter) else x for x in xs]
+    stacks = [jax.ShapeDtypeStruct((length, *aval.shape), aval.dtype) for aval in rows]
+    avals = [*ctx.avals_in[:n_consts], *stacks]
+    mapped = functools.partial(_mapped, body, n_consts)
+    return list(ctx.lower_fun(mapped, *consts, *arrays, avals=avals))
 
   def step_of(carry: Sequence[tf.Tensor], x: Sequence[tf.Tensor]) -> tuple[Tensors, Tensors]:
     results = ctx.lower(body, *consts, *carry, *x)
@@ -275,6 +285,19 @@ def _scan(
   if isinstance(size, int) and size <= turn:
     return [*itertools.chain(*_unrolled(ctx, step_of, size, reverse, carry, xs))]
   return _scan_loop(ctx, step_of, size, turn, reverse, carry, xs, body.out_avals[n_carry:])
+
+
+def _with_counters(
+  arrays: Sequence[tf.Tensor], counters: Sequence[tuple[int, int] | None], rows: Sequence[Any]
+) -> list[Xs]:
+  """The xs whose rows have these avals: arrays, and counters where there are numbers."""
+  if not counters:
+    return list(arrays)
+  rest = iter(arrays)
+  return [
+    next(rest) if numbers is None else Counter(*numbers, tf_dtype(aval.dtype))
+    for numbers, aval in zip(counters, rows, strict=True)
+  ]
 
 
 def _is_scalar(jaxpr: Any) -> bool:
@@ -331,10 +354,10 @@ def _unrolled(
   size: int,
   reverse: bool,
   carry: Sequence[tf.Tensor],
-  xs: Sequence[tf.Tensor],
+  xs: Sequence[Xs],
 ) -> tuple[Sequence[tf.Tensor], Tensors]:
   """The steps one after another, without a loop; also the scan over nothing."""
-  rows, columns = [], [tf.unstack(x, size) if size else [] for x in xs]
+  rows, columns = [], [_column(x, size) for x in xs]
   for i in reversed(range(size)) if reverse else range(size):
     carry, ys = step(carry, [x[i] for x in columns])
     rows.append(ys)
@@ -344,6 +367,13 @@ def _unrolled(
     return carry, [stacked(column) for column in zip(*rows, strict=True)]
   empty = [physical(aval) for aval in ctx.avals_out[len(carry) :]]
   return carry, [tf.zeros(ctx.shape(shape), dtype) for shape, dtype in empty]
+
+
+def _column(x: Xs, size: int) -> Sequence[tf.Tensor]:
+  """f32[size,...] -> its rows."""
+  if isinstance(x, Counter):
+    return x.constants(size)
+  return tf.unstack(x, size) if size else []
 
 
 def _steps_of_a_turn(body: ClosedJaxpr, size: int, unroll: int) -> int:
@@ -363,7 +393,7 @@ def _scan_loop(
   turn: int,
   reverse: bool,
   carry: Sequence[tf.Tensor],
-  xs: Sequence[tf.Tensor],
+  xs: Sequence[Xs],
   row_avals: Sequence[Any],
 ) -> Tensors:
   """A While with a counter; rows, or blocks of those of one turn, are read from and written to
@@ -442,18 +472,18 @@ def _stacked(
 
 
 def _rows(
-  ctx: RuleContext, x: tf.Tensor, turns: int | tf.Tensor, block: list[int]
+  ctx: RuleContext, x: Xs, turns: int | tf.Tensor, block: list[int]
 ) -> Callable[[tf.Tensor], tf.Tensor]:
   """f32[n,...] -> its rows, or blocks of rows, by number.
 
   Counters are computed from this number. What a loop of this graph has stacked in the same blocks,
   as residuals, is read from its list.
   """
+  if isinstance(x, Counter):
+    return functools.partial(x.block, sizes=block)
   op = x.op
   while op.type in ("Identity", "StopGradient"):
     op = op.inputs[0].op
-  if op in ctx.notes.counters:
-    return functools.partial(_count, *ctx.notes.counters[op], block, x.dtype)
   stacked, turned, rows = ctx.notes.stacked.get(op, (block, False, None))
   if rows is None or stacked != block or op.graph is not _tf_compat.current_graph():
     x = tf.reshape(x, tf.concat([[turns, *block], tf.shape(x)[1:]], 0)) if block else x
@@ -467,13 +497,3 @@ def _rows(
     )
 
   return read
-
-
-def _count(first: int, step: int, block: list[int], dtype: tf.DType, i: tf.Tensor) -> tf.Tensor:
-  """The number i of a counter, or the block i of its numbers."""
-  wide = tf.int64 if dtype.size == 8 else tf.int32  # which wrap as narrower integers do
-  steps = np.prod(block, dtype=np.int64)
-  start = np.array(first + step * np.arange(steps) if block else first).astype(wide.as_numpy_dtype)
-  if step * steps != 1:
-    i = tf.cast(i, wide) * int(step * steps)
-  return tf.cast(tf.cast(i, wide) + start if start.any() else i, dtype)
