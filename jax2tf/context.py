@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
@@ -14,7 +14,8 @@ import tensorflow as tf
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import tf_dtype
-from jax2tf.errors import Gap, lowering_error, warn_user
+from jax2tf.errors import Gap, lowering_error
+from jax2tf.graph_context import GraphContext
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement import dtensors
 from jax2tf.placement.devices import Destination
@@ -22,60 +23,38 @@ from jax2tf.placement.shardings import is_sharded
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
-  """Facts that rules record during a lowering, for other rules.
-
-  Attributes:
-    assertions: assertion ops; ops that rely on an assertion wait for them.
-    stacked: op that stacks the rows of a loop -> their block, whether the op is their reversal, and
-      the TensorList that holds them.
-    left_out: prints and checks that the graph omits, each with its line.
-  """
-
-  assertions: list[tf.Operation] = field(default_factory=list)
-  stacked: dict[tf.Operation, tuple[list[int], bool, tf.Tensor]] = field(default_factory=dict)
-  left_out: list[str] = field(default_factory=list)
-
-  def warn_of_what_is_left_out(self) -> None:
-    """Issues one warning for all omitted prints and checks."""
-    if lines := dict.fromkeys(self.left_out):
-      self.left_out.clear()
-      listed = "".join(f"\n  {line}" for line in lines)
-      warn_user(
-        f"TensorFlow's XLA compiles no callbacks: jit_compile=True omits prints and checks:{listed}"
-      )
-
-
-@dataclass(frozen=True, slots=True)
 class RuleContext:
-  """The rule context: the equation's avals, and the services that lowering rules need. Rules read
-  no global state.
+  """The rule context: the equation's avals, and the services that lowering rules need; as
+  `LoweringRuleContext` in JAX's lowering.
 
   Attributes:
+    graph: what all equations of the graph share.
     avals_in: the avals of the operands, such as f32[b,4].
     avals_out: the avals of the results; the interpreter checks the tensors against them.
     lower: `lower(closed_jaxpr, *tensors) -> list of tensors`, for rules with an inner jaxpr.
-    dimensions: values of symbolic dimensions; rules use `dim` and `shape`.
     primitive: the name of the primitive, for errors.
     where: a function that returns the user's `file:line:col (function)`.
-    destination: where the graph will run.
-    notes: facts that rules of the same lowering recorded.
-    compiled: whether XLA compiles the branch under construction; None if either it or kernels may
-      run it.
-    inside: `inside(compiled, sizes)` is `lower` for such a branch; `sizes` has dimension variables
-      of the rule's own. None where inner jaxprs are lowered natively.
+    inside: `inside(compiled, sizes)` is the context for a branch that XLA, or kernels, run; `sizes`
+      has dimension variables of the rule's own. None where inner jaxprs are lowered natively.
   """
 
+  graph: GraphContext
   avals_in: Sequence[Any]
   avals_out: Sequence[Any]
   lower: Callable[..., list[tf.Tensor]]
-  dimensions: DimensionValues
   primitive: str
   where: Callable[[], str]
-  destination: Destination
-  notes: Notes
-  compiled: bool | None = None
-  inside: Callable[[bool, dict[str, Any]], Callable[..., list[tf.Tensor]]] | None = None
+  inside: Callable[[bool, dict[str, Any]], RuleContext] | None = None
+
+  @property
+  def dimensions(self) -> DimensionValues:
+    """The values of symbolic dimensions; rules use `dim` and `shape`."""
+    return self.graph.dimensions
+
+  @property
+  def destination(self) -> Destination:
+    """Where the graph will run."""
+    return self.graph.destination
 
   @property
   def aval_out(self) -> Any:

@@ -18,7 +18,8 @@ from jax2tf.derivative import Derivative, derivative, derivatives_of, differenti
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.errors import Gap, lowering_error, warn_user
-from jax2tf.interpreter import Lowering
+from jax2tf.graph_context import GraphContext
+from jax2tf.interpreter import GraphEmitter
 from jax2tf.placement.devices import Destination
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
@@ -120,8 +121,8 @@ class Conversion:
 
   def _run(self, dimensions: DimensionValues) -> Emitter:
     """Emits programs into the graph under construction."""
-    graph = Lowering(dimensions, self._destination)
-    return graph if self._target is None else native.Native(graph, self._target)
+    emitter = GraphEmitter(GraphContext(dimensions, self._destination))
+    return emitter if self._target is None else native.Native(emitter, self._target)
 
   def _differentiable(
     self, run: Emitter, operands: Sequence[tf.Tensor], wrt: Sequence[int]
@@ -261,6 +262,9 @@ class _Eager:
 
   def here(self) -> _Eager:
     return self
+
+  def alias(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
+    """Nothing is known of a tensor outside of the function that made it."""
 
   def remembering(self) -> None:
     return None

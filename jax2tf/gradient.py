@@ -55,7 +55,7 @@ def _forward(
     return run(of.program, *primals), forward.unless_asked
   n_out = len(of.jaxpr.out_avals)
   outs = run(forward.program, *primals)
-  residuals = _cut(outs[n_out:])
+  residuals = _cut(run, outs[n_out:])
   return outs[:n_out] if of.keeps_values else run(of.program, *primals), lambda here: residuals
 
 
@@ -79,7 +79,7 @@ def _results(
   def residuals() -> list[tf.Tensor]:
     # TF 2.21: Grappler reorders products within a scope, which changes where they overflow.
     with here.entered(), tf.device(device), tf.name_scope(name_scope):
-      return _cut(run.again(_forward_of(of).program, *primals)[len(outs) :])
+      return _cut(run, run.again(_forward_of(of).program, *primals)[len(outs) :])
 
   return (
     outs,
@@ -206,7 +206,7 @@ def _in_scope(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
   return scoped
 
 
-def _cut(residuals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _cut(run: Emitter, residuals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
   """The residuals, which have no derivatives: all derivatives go through the primals.
 
   Otherwise TensorFlow differentiates the captures of a gradient function (under a persistent tape
@@ -222,6 +222,7 @@ def _cut(residuals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     for residual in residuals:
       with tf.device(residual.device):
         cut.append(tf.stop_gradient(residual, "jax2tf_r"))
+      run.alias(cut[-1], residual)
   return cut
 
 

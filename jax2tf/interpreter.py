@@ -5,31 +5,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-import numpy as np
 import tensorflow as tf
 from jax.extend.core import Literal
 
 from jax2tf import _jax_compat, _tf_compat, errors
-from jax2tf._tf_compat import scopes
-from jax2tf.context import Notes, RuleContext, scope_name
+from jax2tf.context import RuleContext, scope_name
 from jax2tf.dims import DimensionValues
-from jax2tf.dtypes import FLOAT0, data_of, is_key, physical
+from jax2tf.dtypes import physical
+from jax2tf.graph_context import GraphContext
 from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs
 from jax2tf.lines import UNKNOWN, definition, user_line
-from jax2tf.placement.devices import Destination
 from jax2tf.program import Places, Program, gap, program_of
 from jax2tf.registry import PLACEMENT_PARAMS, rule_for
-from jax2tf.value_numbering import Env, Naming, Values, needed
-
-# Below this size a constant is cheaper to repeat in a body than to capture, and stays visible to
-# TensorFlow's shape inference and constant folding.
-_SMALL_CONSTANT = 16
+from jax2tf.value_numbering import Env, Numbering, WorkList
 
 # (caller's line, inner jaxpr, operands, where they are) -> results.
 Lower = Callable[..., list[tf.Tensor]]
@@ -45,58 +37,19 @@ def _unwatched(eqn: Any, caller: str) -> contextlib.AbstractContextManager[Any]:
   return contextlib.nullcontext()
 
 
-class Constants:
-  """The arrays that a function closes over, as tensors: one each, in the outermost graph."""
-
-  def __init__(self) -> None:
-    self._outermost = scopes.scope_here()
-    self._name_scope = "/".join(filter(None, [tf.get_current_name_scope(), "constants/"]))
-    # keeps the array alive, so that its id stays unique
-    self._tensors: dict[int, tuple[Any, tf.Tensor]] = {}
-    self._small: dict[tuple[scopes.Scope, bytes, str], tf.Tensor] = {}
-
-  def __call__(self, value: Any, aval: Any) -> tf.Tensor:
-    if id(value) in self._tensors:
-      return self._tensors[id(value)][1]
-    array = _host_array(value, aval)
-    if array.size <= _SMALL_CONSTANT:
-      here = scopes.scope_here()
-      if here is None:
-        return tf.constant(array)
-      key = (here, array.tobytes(), f"{array.dtype}{array.shape}")
-      if key not in self._small:
-        self._small[key] = tf.constant(array)
-      return self._small[key]
-    if self._outermost is None:
-      return tf.constant(array)
-    with self._outermost.entered(), tf.name_scope(self._name_scope):
-      tensor = tf.constant(array)
-    self._tensors[id(value)] = (value, tensor)
-    return tensor
-
-
-def _host_array(value: Any, aval: Any) -> np.ndarray:
-  if is_key(aval.dtype):
-    return np.asarray(jax.random.key_data(value))
-  if aval.dtype == FLOAT0:
-    return np.zeros(aval.shape, np.bool_)
-  if data := data_of(aval.dtype):
-    return np.asarray(jax.lax.convert_element_type(value, data[1]))
-  return np.asarray(value, aval.dtype)
-
-
 @dataclass(frozen=True)
-class Lowering:
-  """The state of one lowering into one graph."""
+class GraphEmitter:
+  """Emits programs as ordinary ops.
 
-  dimensions: DimensionValues
-  destination: Destination = field(default_factory=Destination)
-  constants: Constants = field(default_factory=Constants)
-  notes: Notes = field(default_factory=Notes)
+  Attributes:
+    graph: what all equations share.
+    watch: is told of each equation.
+    numbering: the values that the graph has, with names; None if nobody asks for them again.
+  """
+
+  graph: GraphContext
   watch: Watch = _unwatched
-  values: Values | None = None
-  reuse: bool = False
-  compiled: bool | None = None
+  numbering: Numbering | None = None
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program; equations without a line have that of its function, or of the
@@ -110,22 +63,25 @@ class Lowering:
       if not program.jaxpr.effects:
         return compute()
       results = _tf_compat.keeping_effects(compute)
-    self.notes.warn_of_what_is_left_out()
+    self.graph.warn_of_omitted_effects()
     return results
 
-  def here(self) -> Lowering:
+  def here(self) -> GraphEmitter:
     """The same for the graph under construction now, which may be that of a gradient function."""
-    return replace(
-      self, dimensions=self.dimensions.here(), constants=Constants(), values=None, reuse=False
-    )
+    return replace(self, graph=self.graph.here(), numbering=None)
 
-  def remembering(self) -> Lowering:
+  def alias(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
+    """Says that a tensor is the identity of another one."""
+    self.graph.stacks.alias(tensor, source)
+
+  def remembering(self) -> GraphEmitter:
     """The same, but caching computed values."""
-    return replace(self, values=Values())
+    return replace(self, numbering=Numbering())
 
   def again(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program, reusing cached values."""
-    return replace(self, reuse=True)(program, *operands)
+    assert self.numbering is not None
+    return replace(self, numbering=replace(self.numbering, reuses=True))(program, *operands)
 
   def lower(
     self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()
@@ -137,39 +93,34 @@ class Lowering:
     """The results of `program` for these tensors; `caller` is the line for equations without
     one."""
     env, placed = self.environment(program.jaxpr, arguments), program.placement
-    values = self.values and Naming(self.values, program.jaxpr, env)
-    outer_scope = tf.get_current_name_scope()
-    eqns = needed(program, env, values) if values and self.reuse else program.equations
-    for path, group in itertools.groupby(eqns, key=_jax_compat.named_scopes):
-      with _scope(outer_scope, path):
-        for eqn in group:
-          operands = self.read(env, eqn.invars)
-          with self._on(placed.run(eqn)), self.watch(eqn, caller):
-            env.update(
-              zip(
-                eqn.outvars,
-                self.equation(eqn, operands, caller, placed.of(eqn.invars)),
-                strict=True,
-              )
-            )
-          if values:
-            values.name(eqn)
+    numbering = self.numbering
+    work = numbering.work(program, env) if numbering else WorkList(program.equations)
+    with _NameScopes() as scopes:
+      while (eqn := work.next()) is not None:
+        scopes.enter(_jax_compat.named_scopes(eqn))
+        operands = self.read(env, eqn.invars)
+        with self._on(placed.run(eqn)), self.watch(eqn, caller):
+          results = self.equation(eqn, operands, caller, placed.of(eqn.invars))
+        env.update(zip(eqn.outvars, results, strict=True))
+        work.emitted(eqn)
     return self.read(env, program.jaxpr.outvars)
 
   def environment(self, jaxpr: ClosedJaxpr, operands: Sequence[tf.Tensor]) -> Env:
     """The tensors of the constants and arguments of a jaxpr."""
     constants = {
-      v: self.constants(c, v.aval) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True)
+      v: self.graph.constants(c, v.aval) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True)
     }
     return constants | dict(zip(jaxpr.invars, operands, strict=True))
 
   def _on(self, place: str | None) -> contextlib.AbstractContextManager[Any]:
-    device = self.destination.device(place) if place else None
+    device = self.graph.destination.device(place) if place else None
     return tf.device(device) if device else contextlib.nullcontext()
 
   def read(self, env: Env, atoms: Sequence[Any]) -> list[tf.Tensor]:
     """The tensors of variables and literals."""
-    return [self.constants(v.val, v.aval) if isinstance(v, Literal) else env[v] for v in atoms]
+    return [
+      self.graph.constants(v.val, v.aval) if isinstance(v, Literal) else env[v] for v in atoms
+    ]
 
   def equation(
     self,
@@ -188,22 +139,17 @@ class Lowering:
     def lower(jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
       return (inner or self.lower)(where(), jaxpr, *operands, places=operand_places)
 
-    def inside(compiled: bool, sizes: dict[str, Any]) -> Callable[..., list[tf.Tensor]]:
-      lowering = replace(
-        self, compiled=compiled, dimensions=self.dimensions.also(sizes), values=None, reuse=False
-      )
-      return functools.partial(lowering.lower, where())
+    def inside(compiled: bool, sizes: dict[str, Any]) -> RuleContext:
+      emitter = replace(self, graph=self.graph.branch(compiled, sizes), numbering=None)
+      return replace(ctx, graph=emitter.graph, lower=functools.partial(emitter.lower, where()))
 
     ctx = RuleContext(
+      self.graph,
       avals_in,
       avals_out,
       lower,
-      self.dimensions,
       eqn.primitive.name,
       where,
-      self.destination,
-      self.notes,
-      self.compiled,
       inside if inner is None else None,
     )
     try:
@@ -224,7 +170,7 @@ class Lowering:
     if not hasattr(aval, "shape"):  # tokens carry no value
       return tensor
     sizes, dtype = physical(aval)
-    shape = self.dimensions.static_shape(sizes)
+    shape = self.graph.dimensions.static_shape(sizes)
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype != dtype or not tensor.shape.is_compatible_with(shape):
       raise errors.InternalError(
@@ -272,16 +218,28 @@ def dimension_values(
 ) -> tuple[DimensionValues, list[tf.Operation]]:
   """The dimension variables that `of` makes, given a function that lowers jaxprs without symbolic
   shapes; and their assertions."""
-  lowering = Lowering(DimensionValues({}, _no_dimensions))
-  return of(functools.partial(lowering.lower, UNKNOWN)), lowering.notes.assertions
+  emitter = GraphEmitter(GraphContext(DimensionValues({}, _no_dimensions)))
+  return of(functools.partial(emitter.lower, UNKNOWN)), emitter.graph.assertions
 
 
 def _no_dimensions(*_: Any) -> list[tf.Tensor]:
   raise errors.InternalError("a formula for a dimension has symbolic shapes of its own")
 
 
-def _scope(outer: str, path: str) -> contextlib.AbstractContextManager[Any]:
-  """The TensorFlow name of the user's scope; the trailing slash re-enters an existing one."""
-  if not path:
-    return contextlib.nullcontext()
-  return tf.name_scope("/".join(part for part in (outer, scope_name(path)) if part) + "/")
+class _NameScopes(contextlib.ExitStack):
+  """TensorFlow's name scopes for those of the user, inside the one that is current now."""
+
+  def __init__(self) -> None:
+    super().__init__()
+    self._outer = tf.get_current_name_scope()
+    self._path = ""
+
+  def enter(self, path: str) -> None:
+    """Makes ops in the user's scope `path`, such as `attention/softmax`, from now on."""
+    if path == self._path:
+      return
+    self.close()
+    self._path = path
+    if path:
+      names = filter(None, [self._outer, scope_name(path)])
+      self.enter_context(tf.name_scope("/".join(names) + "/"))  # the slash re-enters a scope

@@ -31,7 +31,7 @@ from jax2tf._jax_compat import jit_info, shape_poly
 from jax2tf.dtypes import as_dtype, in_bytes, physical, tf_dtype
 from jax2tf.effects import CALLBACKS
 from jax2tf.expansion import expanded
-from jax2tf.interpreter import Lowering
+from jax2tf.interpreter import GraphEmitter
 from jax2tf.jaxprs import ClosedJaxpr, opened
 from jax2tf.lines import UNKNOWN
 from jax2tf.placement.propagation import NOWHERE
@@ -129,20 +129,24 @@ class Native:
   not support.
 
   Attributes:
-    graph: emits these equations as ordinary ops.
+    emitter: emits these equations as ordinary ops.
     target: who will read the modules.
   """
 
-  graph: Lowering
+  emitter: GraphEmitter
   target: Target
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program of which no caller is known."""
-    return self.graph.whole(program, lambda: self.lower(UNKNOWN, program.jaxpr, *operands))
+    return self.emitter.whole(program, lambda: self.lower(UNKNOWN, program.jaxpr, *operands))
 
   def here(self) -> Native:
     """The same for the graph under construction now."""
-    return replace(self, graph=self.graph.here())
+    return replace(self, emitter=self.emitter.here())
+
+  def alias(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
+    """Says that a tensor is the identity of another one."""
+    self.emitter.alias(tensor, source)
 
   def remembering(self) -> None:
     """A module gives all of its results."""
@@ -150,22 +154,22 @@ class Native:
   def lower(
     self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()
   ) -> list[tf.Tensor]:
-    """As `Lowering.lower`. Equations that no module can hold go to their graph rules; all between
-    two of these is one module."""
+    """As `GraphEmitter.lower`. Equations that no module can hold go to their graph rules; all
+    between two of these is one module."""
     del places  # JAX has them
     kinds = (*(LAPACK if "cpu" in self.target.platforms else ()), *CALLBACKS, *IN_TENSORFLOW)
     found = _parts(opened(jaxpr), kinds)
     if not any(is_outside for is_outside, _ in found):
       return self._module(jaxpr, operands)
-    env, read = self.graph.environment(jaxpr, operands), self.graph.read
+    env, read = self.emitter.environment(jaxpr, operands), self.emitter.read
     for is_outside, part in found:
       if is_outside:
         for eqn in part.eqns:  # the inside of a call, a loop or a branch is lowered natively
-          inner = self.graph.lower if eqn.primitive in kinds else self.lower
+          inner = self.emitter.lower if eqn.primitive in kinds else self.lower
           env.update(
             zip(
               eqn.outvars,
-              self.graph.equation(eqn, read(env, eqn.invars), caller, inner=inner),
+              self.emitter.equation(eqn, read(env, eqn.invars), caller, inner=inner),
               strict=True,
             )
           )
@@ -174,7 +178,7 @@ class Native:
     return read(env, jaxpr.outvars)
 
   def _module(self, jaxpr: ClosedJaxpr, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    dimensions = self.graph.dimensions
+    dimensions = self.emitter.graph.dimensions
     version, module = _exported(jaxpr, tuple(dimensions.variables), self.target)
     shardings = operand_shardings(jaxpr)
     outs = [None if isinstance(v, Literal) else v for v in jaxpr.outvars]

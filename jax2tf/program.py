@@ -6,8 +6,8 @@ it needs:
     captures (`shadows`, `refs.of_closed_over`). It is another trace, and rewrites no jaxpr.
   derivative: `refs.with_frozen` takes the values of refs that a backward pass begins with from a
     forward pass. It also says which results they are.
-  lowering.control_flow: the rule of a loop or a branch puts casts at the ends of its bodies, for
-    dtypes that TensorFlow's loops and branches do not hold.
+  rules: that of a loop or a branch puts casts at the ends of its bodies, for dtypes that
+    TensorFlow's loops and branches do not hold.
   native: modules are made of parts of a jaxpr, and of what a jaxpr calls that is one call.
 """
 
@@ -221,6 +221,9 @@ class Emitter(Protocol):
 
   def here(self) -> Emitter:
     """The same for the graph under construction now, which may be that of a gradient function."""
+
+  def alias(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
+    """Says that a tensor is the identity of another one: what is known of one holds for both."""
 
   def remembering(self) -> Memory | None:
     """The same with a cache of computed values; None where that is not possible."""

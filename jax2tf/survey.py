@@ -13,7 +13,8 @@ from jax2tf import _tf_compat, interpreter, lines, program
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf._tf_compat import functions
 from jax2tf.dtypes import physical
-from jax2tf.interpreter import Lowering
+from jax2tf.graph_context import GraphContext
+from jax2tf.interpreter import GraphEmitter
 from jax2tf.trace import Traceable
 
 
@@ -57,8 +58,8 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
     dimensions, _ = interpreter.dimension_values(
       lambda lower: traced.dimensions.values(operands, lower)
     )
-    lowering = Lowering(dimensions, watch=note)
-    return lowering.emit(lines.definition(traced.jaxpr), ready, *operands)
+    emitter = GraphEmitter(GraphContext(dimensions), watch=note)
+    return emitter.emit(lines.definition(traced.jaxpr), ready, *operands)
 
   specs_of = [
     tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype)

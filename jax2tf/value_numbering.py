@@ -8,7 +8,8 @@ whether or not a tensor exists.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -124,33 +125,84 @@ class Naming:
     return key_of(eqn, [self._name(v) for v in eqn.invars]), i
 
 
-def needed(program: Program, env: Env, values: Naming) -> Iterator[Any]:
+class WorkList:
+  """The equations that are left to emit, in order; this one has all equations of a program.
+
+  Args:
+    eqns: in the order in which they are emitted.
+  """
+
+  def __init__(self, eqns: Sequence[Any]):
+    self._left = [*reversed(eqns)]
+
+  def next(self) -> Any | None:
+    """The equation to emit now, whose operands are in the environment; None at the end."""
+    return self._left.pop() if self._left else None
+
+  def emitted(self, eqn: Any) -> None:
+    """Says that the results of an equation are in the environment."""
+
+
+class NamedWorkList(WorkList):
+  """All equations of a program, which get names as they are emitted."""
+
+  def __init__(self, eqns: Sequence[Any], names: Naming):
+    super().__init__(eqns)
+    self._names = names
+
+  def emitted(self, eqn: Any) -> None:
+    self._names.name(eqn)
+
+
+class LazyWorkList(NamedWorkList):
   """The equations that have effects, or that the results need and whose own results are not there.
 
-  Each is to be emitted before the next one is requested. Those with effects and calls come first,
-  in order, the latter because their bodies name their results. The others follow on demand.
+  Those with effects and calls come first, in order, the latter because their bodies name their
+  results. The others follow on demand.
   """
-  made_by = {v: eqn for eqn in program.equations for v in eqn.outvars}
 
-  def of(atoms: Sequence[Any]) -> Iterator[Any]:
-    waiting = [*reversed(variables(atoms))]
-    while waiting:
-      eqn = made_by.get(v := waiting[-1])
-      if v in env or eqn is None or values.has(eqn):
-        waiting.pop()
+  def __init__(self, program: Program, env: Env, names: Naming):
+    self._made_by = {v: eqn for eqn in program.equations for v in eqn.outvars}
+    first = [eqn for eqn in program.equations if eqn.effects or inner_jaxprs(eqn)]
+    super().__init__([*first, *self._producers(program.jaxpr.outvars)], names)
+    self._env = env
+
+  def next(self) -> Any | None:
+    while self._left:
+      eqn = self._left[-1]
+      if not eqn.effects and self._is_there(eqn):
+        self._left.pop()
       elif missing := [
-        u
-        for u in variables(eqn.invars)
-        if u not in env and not (u in made_by and values.has(made_by[u]))
+        producer for producer in self._producers(eqn.invars) if not self._is_there(producer)
       ]:
-        waiting.extend(reversed(missing))
+        self._left.extend(reversed(missing))
       else:
-        yield eqn
+        return self._left.pop()
+    return None
 
-  for eqn in program.equations:
-    if eqn.effects:
-      yield from of(eqn.invars)
-      yield eqn
-    elif inner_jaxprs(eqn):
-      yield from of(eqn.outvars)
-  yield from of(program.jaxpr.outvars)
+  def _producers(self, atoms: Sequence[Any]) -> list[Any]:
+    return [self._made_by[v] for v in variables(atoms) if v in self._made_by]
+
+  def _is_there(self, eqn: Any) -> bool:
+    """Whether there are tensors of all results, which are then in the environment."""
+    return all(v in self._env for v in eqn.outvars) or self._names.has(eqn)
+
+
+@dataclass(frozen=True)
+class Numbering:
+  """How programs are emitted into graphs whose values have names.
+
+  Attributes:
+    values: of the graph.
+    reuses: whether a value that is there is not computed again.
+  """
+
+  values: Values = field(default_factory=Values)
+  reuses: bool = False
+
+  def work(self, program: Program, env: Env) -> WorkList:
+    """The equations of a program to emit, given the tensors of its operands."""
+    names = Naming(self.values, program.jaxpr, env)
+    return (
+      LazyWorkList(program, env, names) if self.reuses else NamedWorkList(program.equations, names)
+    )

@@ -7,7 +7,6 @@ all lanes; XLA, exporters and TensorFlow's pfor take the latter.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import tensorflow as tf
 
@@ -26,7 +25,7 @@ _VECTOR = 16
 
 def may_run_by_lanes(ctx: RuleContext) -> bool:
   """Whether the graph under construction may have loops over some of their lanes."""
-  return ctx.inside is not None and ctx.compiled is not True and not ctx.destination.spreads
+  return ctx.inside is not None and ctx.graph.compiled is not True and not ctx.destination.spreads
 
 
 def run_by_lanes(
@@ -44,8 +43,7 @@ def run_by_lanes(
   if isinstance(size, int) and size <= _FEW_LANES:
     return whole(ctx, *operands)
   assert ctx.inside is not None
-  as_for_xla = replace(ctx, lower=ctx.inside(True, {}), compiled=True)
-  by_kernels = replace(ctx, lower=ctx.inside(False, {}), compiled=False)
+  as_for_xla, by_kernels = ctx.inside(True, {}), ctx.inside(False, {})
 
   def all_lanes() -> Tensors:
     return whole(as_for_xla, *operands)
@@ -56,7 +54,9 @@ def run_by_lanes(
     return list(tf.cond(size > _FEW_LANES, lambda: _run(by_kernels, loop, operands), all_lanes))
 
   return (
-    by_size() if ctx.compiled is False else list(unless_compiled(by_size, all_lanes, by_pfor=False))
+    by_size()
+    if ctx.graph.compiled is False
+    else list(unless_compiled(by_size, all_lanes, by_pfor=False))
   )
 
 
@@ -98,7 +98,7 @@ def _steps(
 ) -> tuple[tf.Tensor, Tensors]:
   """Steps until no more than `fewest` lanes go on -> which do, and their rows."""
   assert ctx.inside is not None
-  lower, n_test = ctx.inside(False, {LANES: tf.size(is_real)}), len(loop.test_consts)
+  lower, n_test = ctx.inside(False, {LANES: tf.size(is_real)}).lower, len(loop.test_consts)
 
   def test(rows: Sequence[tf.Tensor]) -> tf.Tensor:
     return lower(loop.test, *consts[:n_test], *rows)[0]

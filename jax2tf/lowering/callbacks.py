@@ -82,7 +82,7 @@ def _debug(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> list[tf.Ten
     _text(operands, params) if is_print else None,
   )
   if _tf_compat.is_compiled_by_xla():
-    ctx.notes.left_out.append(str(what))
+    ctx.graph.omitted_effects.append(str(what))
   else:
     call_python(
       functools.partial(

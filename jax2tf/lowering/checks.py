@@ -34,7 +34,7 @@ def _check(ctx: RuleContext, *operands: tf.Tensor, err_tree: Any, debug: bool) -
   )
   what = Callback(ctx.primitive, where, text)
   if _tf_compat.is_compiled_by_xla():
-    ctx.notes.left_out.append(str(what))
+    ctx.graph.omitted_effects.append(str(what))
     return []
 
   def fail() -> tuple[()]:

@@ -17,6 +17,7 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical, tf_dtype
+from jax2tf.graph_context import StackedRows
 from jax2tf.jaxprs import ClosedJaxpr, closed, contains, inner_jaxprs, walk
 from jax2tf.lowering._common import NARROW, WIDER
 from jax2tf.lowering._counters import Counter
@@ -439,9 +440,8 @@ def _scan_loop(
     stacks = [tf.reverse(y, [0]) for y in stacks]
   if block:
     stacks = [ctx.reshape(y, [size, *shape]) for y, (shape, _) in zip(stacks, rows, strict=True)]
-  ctx.notes.stacked.update(
-    (y.op, (block, turned, o.flow)) for y, o in zip(stacks, outputs, strict=True)
-  )
+  for y, o in zip(stacks, outputs, strict=True):
+    ctx.graph.stacks.add(y, StackedRows(o.flow, block, turned))
   return [*carry, *stacks]
 
 
@@ -481,19 +481,16 @@ def _rows(
   """
   if isinstance(x, Counter):
     return functools.partial(x.block, sizes=block)
-  op = x.op
-  while op.type in ("Identity", "StopGradient"):
-    op = op.inputs[0].op
-  stacked, turned, rows = ctx.notes.stacked.get(op, (block, False, None))
-  if rows is None or stacked != block or op.graph is not _tf_compat.current_graph():
+  rows = ctx.graph.stacks.of(x)
+  if rows is None or rows.block != block:
     x = tf.reshape(x, tf.concat([[turns, *block], tf.shape(x)[1:]], 0)) if block else x
     return tf.TensorArray(x.dtype, turns).unstack(x).read
   shape = [*block, *(-1 if n is None else n for n in x.shape.as_list()[1:])]
 
   def read(i: tf.Tensor) -> tf.Tensor:
-    place = turns - 1 - i if turned else i
+    place = turns - 1 - i if rows.is_reversed else i
     return tf.raw_ops.TensorListGetItem(
-      input_handle=rows, index=place, element_shape=shape, element_dtype=x.dtype
+      input_handle=rows.handle, index=place, element_shape=shape, element_dtype=x.dtype
     )
 
   return read

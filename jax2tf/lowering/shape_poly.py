@@ -60,5 +60,5 @@ def _shape_assertion(
   for words, index in parts:
     data += [words] if index is None else [words, inputs[int(index)]]
   message = "".join(words for words, _ in parts)
-  ctx.notes.assertions.append(_tf_compat.asserted(ok, data, message, summarize=8))
+  ctx.graph.assertions.append(_tf_compat.asserted(ok, data, message, summarize=8))
   return []
