@@ -41,7 +41,7 @@ def test_float16_rounds_weights_alone(tmp_path: Path) -> None:
       "loop": turned,
       "bias": x + params["bias"],
       "far": x + 1e9,
-      "near": 0 * x + 1e-12,
+      "near": jnp.minimum(jnp.abs(x), 1e-12),
       "infinite": jnp.isinf(jnp.exp(200 * x)),
     }
 
