@@ -51,18 +51,13 @@ def frozen(
     ValueError: it writes a variable outside of `state`, or in a loop or a branch.
   """
   held, state = held or {}, state or {}
-  specs = signature.structured_input_signature[1] or {
-    spec.name: spec for spec in signature.structured_input_signature[0]
-  }
-  # The placeholders are in the order of the function's arguments, which here is the order of their
-  # names.
-  names = [tensor.op.name for tensor in own_inputs(signature)]
+  specs = input_specs(signature)
   outputs = sorted(signature.structured_outputs)  # TensorFlow sorts a dict by its keys
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     before = {id(variable): tensors[name] for name, variable in state.items()}
     results, after = replayed(
-      signature, [tensors[name] for name in names], replacements, held, before
+      signature, [tensors[name] for name in specs], replacements, held, before
     )
     found = {
       name: tf.identity(result, op_name(name))
@@ -71,13 +66,23 @@ def frozen(
     return found | {name: tf.identity(after[id(variable)]) for name, variable in state.items()}
 
   ordered = {
-    name: tf.TensorSpec(specs[name].shape, held.get(specs[name].dtype, specs[name].dtype), name)
-    for name in names
+    name: tf.TensorSpec(spec.shape, held.get(spec.dtype, spec.dtype), name)
+    for name, spec in specs.items()
   }
   ordered |= {
     name: tf.TensorSpec(variable.shape, variable.dtype, name) for name, variable in state.items()
   }
   return tf.function(function, autograph=False).get_concrete_function(**ordered)
+
+
+def input_specs(concrete: Any) -> dict[str, tf.TensorSpec]:
+  """{name of an argument of a ConcreteFunction: its spec}, in the order of its placeholders.
+
+  TF 2.21: the names of `structured_input_signature` and of placeholders are no argument names: "X"
+  becomes "x", and beside another "x" it becomes "x_1".
+  """
+  parameters = concrete.function_type.parameters
+  return {name: parameter.type_constraint for name, parameter in parameters.items()}
 
 
 def own_inputs(concrete: Any) -> list[tf.Tensor]:

@@ -96,7 +96,8 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   ops = {node.name: node.op for node in _nodes(definition)}
   _refuse_dtypes(signature, definition)
   names = sorted(concrete.structured_outputs)  # TensorFlow sorts a dict by its keys
-  inputs = {tensor.name: tensor.op.name for tensor in concrete.inputs} | weights.names
+  arguments = dict(zip(replay.input_specs(concrete), concrete.inputs, strict=True))
+  inputs = {tensor.name: name for name, tensor in arguments.items()} | weights.names
   outputs = dict(zip([tensor.name for tensor in concrete.outputs], names, strict=True))
   proto = _by_tf2onnx(signature, definition, ops, inputs, outputs)
   _set_signature(proto, signature, concrete, weights)
@@ -320,12 +321,12 @@ def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _We
   """Sets the order of inputs and outputs, their dtypes, their sizes, and the names of symbolic
   dimensions."""
   record = signature.record
-  by_name = {tensor.op.name: tensor for tensor in concrete.inputs}
+  arguments = replay.input_specs(concrete)
   specs_out = {name: Spec.parse(text) for name, text in record.outputs.items()}
   if narrow := [name for name, spec in specs_out.items() if spec.dtype == tf.bfloat16]:
     proto.metadata_props.add(key=bfloat16.OUTPUTS, value=" ".join(narrow))
   inputs = [
-    _value_info(name, by_name[name], Spec.parse(text)) for name, text in record.inputs.items()
+    _value_info(name, arguments[name], Spec.parse(text)) for name, text in record.inputs.items()
   ]
   inputs += [_value_info(name, variable) for name, variable in weights.variables.items()]
   results = concrete.structured_outputs

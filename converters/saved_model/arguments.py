@@ -67,6 +67,7 @@ class Arguments:
       raise ValueError(
         f"two inputs would have one name: {', '.join(names)}; give each its own in input_names"
       )
+    _check_case(names)
     return cls(
       tuple(names), tuple(_aval(*item, scope) for item in zip(names, leaves, strict=True)), tree
     )
@@ -176,6 +177,17 @@ def check_name(name: str) -> None:
       "rename or refuse it; begin with a letter "
       "(a-z), then letters, digits and _, and no word of Python"
     )
+
+
+def _check_case(names: Sequence[str]) -> None:
+  """Raises ValueError for names that tf.saved_model.save takes for one."""
+  first: dict[str, str] = {}
+  for name in names:
+    if (other := first.setdefault(name.lower(), name)) != name:
+      raise ValueError(
+        f"{other!r} and {name!r} differ in capital letters only, and TensorFlow saves no signature "
+        "that has both; rename one"
+      )
 
 
 def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:

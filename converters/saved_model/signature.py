@@ -278,9 +278,10 @@ def _record(
   defaults: list[str],
   stateful: bool,
 ) -> manifest.SignatureRecord:
+  # TF 2.21: the names in `structured_input_signature` have no capitals.
   inputs = {
-    spec.name: str(Spec.of(spec))
-    for spec in tree_util.tree_leaves(concrete.structured_input_signature)
+    name: str(Spec.of(parameter.type_constraint))
+    for name, parameter in concrete.function_type.parameters.items()
   }
   results = concrete.structured_outputs
   if not around.postprocess:

@@ -20,6 +20,7 @@ from jax2tf.converters import onnx, saved_model, tfjs, tflite
 from jax2tf.converters.export import replay
 from jax2tf.converters.export.source import ExportError, Runner, Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE
+from jax2tf.converters.tfjs import files
 from jax2tf.converters.verify.plan import Comparison
 
 PARAMS = {
@@ -145,6 +146,23 @@ def test_a_parameter_is_one_constant_however_deep_it_is_used(tmp_path: Path) -> 
     if op.type == "Const" and op.outputs[0].shape == (5, 5)
   )
   assert sum(constants.values()) == 1
+
+
+@pytest.mark.parametrize("kind", ["builder", "directory"])
+def test_inputs_keep_their_capitals(tmp_path: Path, kind: str) -> None:
+  """TF 2.21: "x_K" becomes "x_k" in a spec, and in a placeholder of a loaded function."""
+  model = saved_model.Model({}).add(
+    lambda _, x: x["K"] - 2 * x["aB"], inputs={"x": {"K": "f32[b]", "aB": "f32[b]"}}
+  )
+  start = Source.of(model if kind == "builder" else model.save(tmp_path / "saved"))
+  signature = start.signatures["serving_default"]
+  assert set(signature.record.inputs) == {"x_K", "x_aB"}
+  frozen = signature.frozen({})
+  assert set(files.definition(frozen)[1]["inputs"]) == {"x_K", "x_aB"}
+  inputs = {"x_K": np.float32([5, 7]), "x_aB": np.float32([1, 2])}
+  exported = onnx.save_model(start, tmp_path / "m.onnx", samples=1).path
+  for found in (frozen(**inputs), onnx.run(exported, inputs)):
+    np.testing.assert_array_equal(found["output"], [3, 3])
 
 
 def test_an_output_may_have_any_name() -> None:

@@ -394,6 +394,7 @@ def test_warm_up_requests_that_do_not_fit(requests: Any, words: str, tmp_path: P
       {"inputs": {"x": {"a": "f32[b,4]"}, "x_a": "f32[b]"}},
       "two inputs would have one name: x_a, x_a",
     ),
+    ({"inputs": {"x": "f32[b,4]", "X": "f32[b]"}}, "'x' and 'X' differ in capital letters only"),
   ],
 )
 def test_what_does_not_fit_is_refused_at_once(options: dict[str, Any], words: str) -> None:
