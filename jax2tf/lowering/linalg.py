@@ -333,9 +333,12 @@ def _lu_pivots_to_permutation(
   if 0 in ctx.avals_in[0].shape:
     return start
 
+  # No StridedSlice of a number that no loop carries, nor a gather with batch dimensions: tf2onnx
+  # 1.17 and TensorFlow 2.21's converter to LiteRT translate neither inside a loop.
   def exchange(k: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor]:
-    other = pivots[..., k, tf.newaxis]
-    order = tf.where(tf.equal(rows, k), other, tf.where(tf.equal(rows, other), k, rows))
-    return (tf.gather(permutation, order, axis=-1, batch_dims=permutation.shape.rank - 1),)
+    is_here, is_there = tf.equal(rows, k), tf.equal(rows, tf.gather(pivots, [k], axis=-1))
+    here = tf.gather(permutation, [k], axis=-1)
+    there = tf.reduce_sum(tf.where(is_there, permutation, 0), -1, keepdims=True)
+    return (tf.where(is_here, there, tf.where(is_there, here, permutation)),)
 
   return loop(ctx.dim(ctx.avals_in[0].shape[-1]), exchange, start)[0]

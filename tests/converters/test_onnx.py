@@ -227,6 +227,16 @@ def test_convolutions(tmp_path: Path) -> None:
   exported(tmp_path, net, {"x": "f32[b,15,16,3]"}, params, sizes={"b": [1, 3]})
 
 
+def test_exchanges_of_rows_become_a_permutation(tmp_path: Path) -> None:
+  def fun(pivots: jax.Array) -> jax.Array:
+    return jax.lax.linalg.lu_pivots_to_permutation(pivots, 4)
+
+  for pivots in ([1, 3, 2], [[1, 2, 2], [3, 1, 3]]):
+    given = np.array(pivots, np.int32)
+    shape = ",".join(map(str, given.shape))
+    exported(tmp_path, fun, {"p": f"i32[{shape}]"}, examples={"p": given}, overwrite=True)
+
+
 def control_flow(x: jax.Array, i: jax.Array) -> Any:
   total, parts = jax.lax.scan(lambda c, row: (c * 0.5 + row, jnp.sin(c)), jnp.zeros(x.shape[1]), x)
   count = jax.lax.while_loop(lambda c: c[1] < 40, lambda c: (c[0] + 1, c[1] * 2 + 1), (0, i))

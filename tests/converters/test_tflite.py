@@ -553,6 +553,17 @@ def test_high_ranks(tmp_path: Path) -> None:
   in_litert(tmp_path, fun, x)
 
 
+def test_exchanges_of_rows_become_a_permutation(tmp_path: Path) -> None:
+  pivots = np.int32([[1, 2, 2], [3, 1, 3]])
+
+  def fun(pivots: jax.Array) -> list[jax.Array]:
+    return [lax.linalg.lu_pivots_to_permutation(p, 4) for p in (pivots, pivots[1])]
+
+  found = in_litert(tmp_path, fun, pivots)
+  for y, expected in zip(found.values(), fun(pivots), strict=True):
+    np.testing.assert_array_equal(y, expected)
+
+
 def test_training_on_the_device(tmp_path: Path) -> None:
   def loss(params: Any, x: jax.Array, label: jax.Array) -> jax.Array:
     return -jnp.mean(jnp.log(mlp(params, x)["probs"])[jnp.arange(x.shape[0]), label])
