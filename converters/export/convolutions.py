@@ -1,13 +1,14 @@
-"""Gradients of convolutions and pools, and transposed convolutions with explicit padding, in ops
-that targets have.
+"""Gradients of convolutions and pools, transposed convolutions with explicit padding, and
+convolutions of an unknown number of features, in ops that targets have.
 
-Kernels have static sizes, and channels are last. What differs stays as it is, and the target
-refuses it.
+Kernels that are moved over an image have static sizes, and channels are last. What differs stays as
+it is, and the target refuses it.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -55,6 +56,64 @@ def input_gradient(
   return [
     tf.pad(found, [[0, 0], *([0, more] for more in missing), [0, 0]]) if any(missing) else found
   ]
+
+
+def convolution(op: Any, image: tf.Tensor, kernel: tf.Tensor) -> list[tf.Tensor]:
+  """Conv2D, Conv3D: image f32[n,*s,g*i], kernel f32[*k,i,g*o] -> f32[n,*t,g*o].
+
+  Products of matrices where i or o is not known, as in the gradient of a kernel, which sums over a
+  symbolic batch. LiteRT needs both, and tf2onnx the number of groups. One product for each place of
+  the result or of the kernel, whichever is smaller: that gradient has the places of a small kernel.
+  """
+  if None not in _known(kernel)[-2:] or not kernel.dtype.is_floating or not _is_channels_last(op):
+    return again(op, [image, kernel])
+  strides, dilations = op.get_attr("strides")[1:-1], op.get_attr("dilations")[1:-1]
+  *lengths, inputs, outputs = sizes_of(kernel)
+  image, out = _padded(op, image, lengths)
+  batch, *sizes, features = sizes_of(image)
+  places = {name: math.prod(n) for name, n in (("out", out), ("kernel", lengths)) if _are_known(n)}
+  if not places:
+    return again(op, [image, kernel])
+  groups = _at_least(1, features // _at_least(1, inputs))
+  parted = tf.reshape(image, [batch, math.prod(sizes), groups, inputs])
+  image = tf.reshape(tf.transpose(parted, [2, 0, 1, 3]), [groups * batch, *sizes, inputs])
+  if min(places, key=places.__getitem__) == "out":
+    length = math.prod(lengths) * inputs
+    weights = tf.transpose(tf.reshape(kernel, [length, groups, outputs // groups]), [1, 0, 2])
+    windows = _windows(image, lengths, out, dilations, strides)
+    parts = [
+      tf.matmul(tf.reshape(window, [groups, batch, length]), weights) for _, window in windows
+    ]
+    found = tf.transpose(tf.stack(parts, 2), [1, 2, 0, 3])
+  else:
+    count, rows = math.prod(lengths), batch * math.prod(out)
+    weights = tf.reshape(kernel, [count, inputs, groups, outputs // groups])
+    weights = tf.unstack(tf.transpose(weights, [0, 2, 1, 3]), count)
+    windows = _windows(image, out, lengths, strides, dilations)
+    parts = [
+      tf.matmul(tf.reshape(window, [groups, rows, inputs]), weight)
+      for weight, (_, window) in zip(weights, windows, strict=True)
+    ]
+    found = tf.transpose(tf.add_n(parts), [1, 0, 2])
+  return [with_shape(tf.reshape(found, [batch, *out, outputs]), op.outputs[0].shape)]
+
+
+def depthwise_convolution(op: Any, image: tf.Tensor, kernel: tf.Tensor) -> list[tf.Tensor]:
+  """DepthwiseConv2dNative: image f32[n,h,w,i], kernel f32[kh,kw,i,m] -> f32[n,h',w',i*m].
+
+  A sum over the places of the kernel where i or m is not known.
+  """
+  lengths, features = _known(kernel)[:2], _known(kernel)[2:]
+  is_moved = None in features and None not in lengths and kernel.dtype.is_floating
+  if not is_moved or not _is_channels_last(op):
+    return again(op, [image, kernel])
+  image, out = _padded(op, image, lengths)
+  strides, dilations = op.get_attr("strides")[1:-1], op.get_attr("dilations")[1:-1]
+  windows = _windows(image, out, lengths, strides, dilations)
+  parts = [tf.expand_dims(window, -1) * kernel[place] for place, window in windows]
+  inputs, multiplier = sizes_of(kernel)[2:]
+  found = tf.reshape(tf.add_n(parts), [sizes_of(image)[0], *out, inputs * multiplier])
+  return [with_shape(found, op.outputs[0].shape)]
 
 
 def filter_gradient(
@@ -179,20 +238,40 @@ def _by_places(
     return again(op, [image, sizes, cotangent])
   strides = op.get_attr("strides")[1:-1]
   pads = _padding(op, sizes_of(image)[1:-1], shape[:-2], strides)
-  if any(not isinstance(p, int) or p > 0 for pair in pads for p in pair):
-    image = tf.pad(image, [[0, 0], *map(list, pads), [0, 0]])
+  image = _with_padding(image, pads)
   windows = _windows(image, sizes_of(cotangent)[1:-1], shape[:-2], strides)
   return [tf.reshape(tf.stack([product(window, *shape[-2:]) for _, window in windows]), shape)]
 
 
+def _padded(op: Any, image: tf.Tensor, lengths: Sequence[_Size]) -> tuple[tf.Tensor, list[_Size]]:
+  """The image of a convolution with its padding, and the sizes of the result."""
+  strides, dilations = op.get_attr("strides")[1:-1], op.get_attr("dilations")[1:-1]
+  spans = [(k - 1) * dilation + 1 for k, dilation in zip(lengths, dilations, strict=True)]
+  image = _with_padding(image, _padding(op, sizes_of(image)[1:-1], spans, strides))
+  sizes = sizes_of(image)[1:-1]
+  out = [(n - k) // stride + 1 for n, k, stride in zip(sizes, spans, strides, strict=True)]
+  return image, out
+
+
+def _with_padding(image: tf.Tensor, pads: Sequence[tuple[_Size, _Size]]) -> tf.Tensor:
+  if all(isinstance(p, int) and p == 0 for pair in pads for p in pair):
+    return image
+  return tf.pad(image, [[0, 0], *map(list, pads), [0, 0]])
+
+
 def _windows(
-  image: tf.Tensor, lengths: Sequence[_Size], kernel: Sequence[int], strides: Sequence[int]
+  image: tf.Tensor,
+  lengths: Sequence[_Size],
+  kernel: Sequence[int],
+  strides: Sequence[int],
+  dilations: Sequence[int] | None = None,
 ) -> Iterator[tuple[tuple[int, ...], tf.Tensor]]:
   """Each place of a kernel, and what it meets in the image, f32[n,*lengths,i]."""
   for place in itertools.product(*map(range, kernel)):
+    starts = [p * d for p, d in zip(place, dilations or [1] * len(place), strict=True)]
     cut = [
       slice(first, first + (n - 1) * stride + 1, stride)
-      for first, n, stride in zip(place, lengths, strides, strict=True)
+      for first, n, stride in zip(starts, lengths, strides, strict=True)
     ]
     yield place, image[(slice(None), *cut)]
 
@@ -214,7 +293,15 @@ def _padding(
 
 
 def _positive(size: _Size) -> _Size:
-  return max(0, size) if isinstance(size, int) else tf.maximum(0, size)
+  return _at_least(0, size)
+
+
+def _at_least(least: int, size: _Size) -> _Size:
+  return max(least, size) if isinstance(size, int) else tf.maximum(least, size)
+
+
+def _are_known(sizes: Sequence[_Size]) -> bool:
+  return all(isinstance(size, int) for size in sizes)
 
 
 def _pairs(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -231,9 +318,13 @@ def _of_sizes(x: tf.Tensor, sizes: Sequence[_Size | None]) -> tf.Tensor:
   return with_shape(x, tf.TensorShape([size if isinstance(size, int) else None for size in sizes]))
 
 
+def _is_channels_last(op: Any) -> bool:
+  return op.get_attr("data_format") in (b"NHWC", b"NDHWC")
+
+
 def _is_plain(op: Any) -> bool:
   return (
-    op.get_attr("data_format") in (b"NHWC", b"NDHWC")
+    _is_channels_last(op)
     and set(op.get_attr("dilations")) == {1}
     and op.outputs[0].dtype.is_floating
   )

@@ -25,6 +25,7 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "BatchFunction")
 _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
 _ASSIGN = "AssignVariableOp"
+_PADS = ("Pad", "PadV2")
 # Types of ops that the replay handles itself.
 REPLAYED = frozenset(
   (*_SAME, *_CALLS, *_CONDITIONS, *_LOOPS, "ReadVariableOp", "EnsureShape", "DeviceIndex")
@@ -130,6 +131,29 @@ def sizes_of(x: tf.Tensor) -> list[Any]:
   return [tf.shape(x)[i] if size is None else size for i, size in enumerate(x.shape.as_list())]
 
 
+def dynamic_sides(paddings: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]] | None:
+  """The scalars before and after each axis, if they are stacked and some are no constants."""
+  packed = paddings.op.inputs[0].op if paddings.op.type == "Reshape" else paddings.op
+  if (
+    packed.type != "Pack"
+    or packed.inputs[0].shape.rank != 0
+    or tf.get_static_value(packed.outputs[0]) is not None
+  ):
+    return None
+  return list(zip(packed.inputs[::2], packed.inputs[1::2], strict=True))
+
+
+def _set_padded_sizes(result: tf.Tensor, x: tf.Tensor, paddings: tf.Tensor) -> None:
+  """Sets the sizes of the axes that a Pad leaves as they are. TF 2.21 infers none if some numbers
+  of the padding are no constants."""
+  sides = dynamic_sides(paddings)
+  if sides is None or len(sides) != x.shape.rank:
+    return
+  is_kept = [all(tf.get_static_value(side) == 0 for side in pair) for pair in sides]
+  sizes = [size if kept else None for size, kept in zip(x.shape.as_list(), is_kept, strict=True)]
+  result.set_shape(sizes)
+
+
 def with_shape(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
   """`x` with this static shape."""
   y = tf.identity(x)
@@ -172,7 +196,10 @@ class _Replay:
       # Pure ops need no control dependencies. No target has assertions or prints, so ops that only
       # these use are left out.
       if op in needed and not all(y.ref() in values for y in op.outputs):
-        results = self._op(op, [values[x.ref()] for x in op.inputs])
+        operands = [values[x.ref()] for x in op.inputs]
+        results = self._op(op, operands)
+        if op.type in _PADS:
+          _set_padded_sizes(results[0], *operands[:2])
         values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))
       elif op in writes:
         self._write(values[op.inputs[0].ref()], values[op.inputs[1].ref()])

@@ -370,6 +370,16 @@ def _unsigned_argument(op: Any, x: tf.Tensor, axis: tf.Tensor) -> list[tf.Tensor
   ]
 
 
+def _convolution(op: Any, image: tf.Tensor, kernel: tf.Tensor) -> list[tf.Tensor]:
+  """tf2onnx counts groups by the sizes that TensorFlow infers, which infers none behind a Pad by
+  numbers that are no constants. A Reshape says them again."""
+  sizes = image.shape.as_list() if image.shape.rank else [None]
+  is_grouped = None not in (sizes[-1], kernel.shape[-2]) and sizes[-1] != kernel.shape[-2]
+  if is_grouped and op.inputs[0].shape[-1] is None:
+    image = tf.reshape(image, tf.stack(replay.sizes_of(image)))
+  return convolutions.convolution(op, image, kernel)
+
+
 @replaces("IsInf", on="onnx", because="ONNX 18: of float32 and float64 only")
 def _is_inf(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   del op
@@ -425,6 +435,13 @@ _replaces_each(
   dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), convolutions.input_gradient),
   because="tf2onnx 1.17: splits explicit padding into halves, and pads with negative numbers "
   "where windows do not fill the image",
+)
+_replaces_each(
+  {
+    **dict.fromkeys(("Conv2D", "Conv3D"), _convolution),
+    "DepthwiseConv2dNative": convolutions.depthwise_convolution,
+  },
+  because="tf2onnx 1.17: refuses an unknown number of groups, or takes it for 1",
 )
 _replaces_each(
   {

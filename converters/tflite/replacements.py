@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ..export import angles, convolutions, registry
 from ..export.registry import replaces, replaces_each
-from ..export.replay import Replacement, again, sizes_of, with_shape
+from ..export.replay import Replacement, again, dynamic_sides, sizes_of, with_shape
 from . import bits, division, lists, scatters, special  # noqa: F401  (which register their own)
 from .rule import WIDER, of_operands, widened
 
@@ -292,7 +292,7 @@ def _padded(
   op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tensor
 ) -> Sequence[tf.Tensor]:
   """Pads tensors above rank 4 axis by axis, as [before, axis, after]."""
-  if (sides := _dynamic_sides(paddings)) is not None and len(sides) == x.shape.rank:
+  if (sides := dynamic_sides(paddings)) is not None and len(sides) == x.shape.rank:
     return [
       with_shape(
         _appended(x, sides, value[0] if value else tf.zeros([], x.dtype)), op.outputs[0].shape
@@ -311,18 +311,6 @@ def _padded(
       flat = tf.pad(flat, [[0, 0], sides, [0, 0]], constant_values=value[0] if value else 0)
       x = tf.reshape(flat, tf.concat([shape[:axis], tf.shape(flat)[1:2], shape[axis + 1 :]], 0))
   return [with_shape(x, op.outputs[0].shape)]
-
-
-def _dynamic_sides(paddings: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]] | None:
-  """The scalars before and after each axis, if they are stacked and some are no constants."""
-  packed = paddings.op.inputs[0].op if paddings.op.type == "Reshape" else paddings.op
-  if (
-    packed.type != "Pack"
-    or packed.inputs[0].shape.rank != 0
-    or tf.get_static_value(packed.outputs[0]) is not None
-  ):
-    return None
-  return list(zip(packed.inputs[::2], packed.inputs[1::2], strict=True))
 
 
 def _appended(
@@ -415,7 +403,7 @@ _MATH: Mapping[str, Callable[..., Any]] = {
 _WIDENED = re.findall(
   r"\w+",
   """
-  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv3D Cumsum DepthwiseConv2dNative
+  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Cumsum
   DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd IsFinite IsNan LeakyRelu LogSoftmax
   MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean Mul Neg NotEqual OneHot
   OnesLike Pack Pow Prod Range Reciprocal Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice
@@ -443,6 +431,13 @@ _replaces_each(
     ("Conv2DBackpropInput", "Conv3DBackpropInputV2"), widened(convolutions.input_gradient)
   ),
   because="LiteRT 2.3: no explicit padding, nor narrow dtypes",
+)
+_replaces_each(
+  {
+    **dict.fromkeys(("Conv2D", "Conv3D"), widened(convolutions.convolution)),
+    "DepthwiseConv2dNative": widened(convolutions.depthwise_convolution),
+  },
+  because="LiteRT 2.3: no kernel for an unknown number of features, nor for some narrow dtypes",
 )
 _replaces_each(
   {

@@ -17,7 +17,7 @@ from jax.scipy.linalg import solve_triangular
 
 from jax2tf import _tf_compat, survey
 from jax2tf.converters import onnx, saved_model, tfjs, tflite
-from jax2tf.converters.export import replay
+from jax2tf.converters.export import registry, replay
 from jax2tf.converters.export.source import ExportError, Runner, Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE
 from jax2tf.converters.tfjs import files
@@ -163,6 +163,23 @@ def test_inputs_keep_their_capitals(tmp_path: Path, kind: str) -> None:
   exported = onnx.save_model(start, tmp_path / "m.onnx", samples=1).path
   for found in (frozen(**inputs), onnx.run(exported, inputs)):
     np.testing.assert_array_equal(found["output"], [3, 3])
+
+
+def test_a_padding_by_sizes_keeps_the_number_of_channels() -> None:
+  def grouped(_: Any, x: jax.Array) -> jax.Array:
+    dims = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+      x, jnp.ones((3, 3, 2, 4)), (1, 1), "VALID", dimension_numbers=dims, feature_group_count=2
+    )
+
+  model = saved_model.Model({}).add(grouped, inputs={"x": "f32[b,h,w,4]"})
+  signature = Source.of(model).signatures["serving_default"]
+  found = {}
+  for target in ("onnx", "tfjs"):
+    graph = signature.frozen(registry.TABLES[target]).graph
+    convolutions = [op for op in graph.get_operations() if op.type == "Conv2D"]
+    found[target] = [op.inputs[0].shape[-1] for op in convolutions]
+  assert found == {"onnx": [4], "tfjs": [2, 2]}  # TF.js has no groups
 
 
 def test_an_output_may_have_any_name() -> None:

@@ -86,8 +86,8 @@ def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
 # operands the target has it right. To add an op here is to have asked whether that is so.
 NOT_REPLACED_AGAIN = {
   "onnx": """
-    BatchMatMulV2 Cast Erf Fill MatMul Maximum Minimum Pad PadV2 Range Reshape RightShift SelectV2
-    Sign Slice Sum TensorScatterAdd TruncateDiv TruncateMod
+    BatchMatMulV2 Cast DepthwiseConv2dNative Erf Fill MatMul Maximum Minimum Pad PadV2 Range Reshape
+    RightShift SelectV2 Sign Slice Sum TensorScatterAdd TruncateDiv TruncateMod
   """,
   "tflite": """
     Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos DepthwiseConv2dNative Equal Exp ExpandDims
@@ -135,6 +135,49 @@ def test_replacements_equal_tensorflow(
 @pytest.mark.parametrize("target", TABLES)
 def test_every_replacement_has_a_row(target: str) -> None:
   assert OPS[target] - {row.op for row in ROWS} - _STRUCTURE - LEFT_OUT[target].keys() == set()
+
+
+UNKNOWN_FEATURES = {
+  # image, kernel, attributes: the last two sizes of the kernel are not known
+  "places of the result": ([2, 9, 8, 6], [7, 7, 6, 4], {}),
+  "strides, dilations": ([2, 12, 11, 6], [4, 3, 6, 4], {"strides": [2, 1], "dilations": [2, 3]}),
+  "groups": ([2, 9, 8, 6], [7, 7, 2, 9], {"padding": "SAME"}),
+  "places of the kernel": ([2, 9, 8, 6], [3, 2, 2, 9], {"strides": [2, 2], "padding": "SAME"}),
+  "explicit padding": ([2, 9, 8, 6], [3, 2, 3, 4], {"padding": [0, 0, 1, 2, 0, 1, 0, 0]}),
+  "nothing to sum": ([2, 9, 8, 0], [7, 7, 0, 4], {}),
+  "volumes": ([2, 4, 6, 5, 6], [3, 4, 4, 6, 2], {}),
+  "depthwise": ([2, 9, 8, 6], [3, 2, 6, 2], {"strides": [2, 2], "padding": "SAME"}),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_FEATURES)
+def test_a_convolution_of_unknown_features_is_a_sum_of_products(name: str) -> None:
+  *shapes, options = UNKNOWN_FEATURES[name]
+  rank = len(shapes[0]) - 2
+  ones, padding = [1] * rank, options.get("padding", "VALID")
+  explicit = {"padding": "EXPLICIT", "explicit_paddings": padding}
+  attributes = {
+    "strides": [1, *options.get("strides", ones), 1],
+    "dilations": [1, *options.get("dilations", ones), 1],
+    **({"padding": padding} if isinstance(padding, str) else explicit),
+  }
+  kind = "DepthwiseConv2dNative" if name == "depthwise" else f"Conv{rank}D"
+
+  def call(image: tf.Tensor, kernel: tf.Tensor) -> dict[str, tf.Tensor]:
+    return {"y": getattr(tf.raw_ops, kind)(input=image, filter=kernel, **attributes)}
+
+  image, kernel = (np.random.default_rng(0).standard_normal(shape).astype("f") for shape in shapes)
+  specs = [
+    tf.TensorSpec([*shapes[0][:-1], None], name="image"),
+    tf.TensorSpec([*shapes[1][:-2], None, None], name="kernel"),
+  ]
+  concrete = tf.function(call, autograph=False, input_signature=specs).get_concrete_function()
+  expected = np.zeros([2, 3, 2, 4]) if name == "nothing to sum" else call(image, kernel)["y"]
+  for table in (ONNX, TFLITE):
+    frozen = replay.frozen(concrete, {kind: table[kind]})
+    assert kind not in [op.type for op in frozen.graph.get_operations()]
+    found = frozen(image=tf.constant(image), kernel=tf.constant(kernel))["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)  # sums of up to 294 products
 
 
 @pytest.mark.parametrize(("epsilon", "divides"), [(1e-6, False), (0.0, True), (-1e-6, True)])
