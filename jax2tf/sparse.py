@@ -19,12 +19,11 @@ def spsolve(
   """A in CSR as data f32[k], indices i32[k], indptr i32[n+1]; b f32[n] -> x f32[n] with A x = b.
 
   SciPy's definition, which JAX calls on CPU: equal indices are added, elements behind the last row
-  are not read, and all of x is NaN if elimination finds a zero pivot.
+  are not read, and all of x is NaN if elimination finds a zero pivot. `how` concerns GPUs.
 
   Raises:
     TypeError: integers, or floats of 16 bits.
   """
-  del how  # of the solver on GPU
   if data.dtype not in _SOLVED:
     raise TypeError(f"spsolve of {data.dtype}; cast to float32 first")
   n = b.shape[0]

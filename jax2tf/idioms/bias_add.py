@@ -27,7 +27,6 @@ _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 @lowers(bias_add_p)
 def _bias_add(ctx: RuleContext, value: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
   """value f32[b,n], bias f32[n] -> f32[b,n]."""
-  del ctx
   return tf.nn.bias_add(value, bias)
 
 

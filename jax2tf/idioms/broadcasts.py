@@ -105,7 +105,6 @@ def _aligned(broadcast: Any) -> tuple[Any, list[Any] | None]:
 def repeated(flow: Dataflow, eqn: Any) -> Equations | None:
   """mul(x f32[a,1,c,1,e,1], y f32[1,b,1,d,1,f]) -> mul of both, repeated to the shape of the
   result."""
-  del flow
   shape = eqn.outvars[0].aval.shape
   apart = [i for i, v in enumerate(eqn.invars) if v.aval.shape and not same(v.aval.shape, shape)]
   if not apart or _alternations([v.aval.shape for v in eqn.invars if v.aval.shape]) <= _LIMITS.get(

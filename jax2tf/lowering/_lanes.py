@@ -268,7 +268,6 @@ def _other_axes(name: str) -> Callable[[_Lanes, _Params, Any], _Params]:
   """Params of a primitive that works along the axes in one of them."""
 
   def params(lanes: _Lanes, params: _Params, aval: Any) -> _Params:
-    del lanes, aval
     axes = params[name]
     _require(0 not in (axes if isinstance(axes, tuple | list) else [axes]))
     return {}

@@ -27,8 +27,10 @@ _ADVICE = (
 def _pure_callback(
   ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, vmap_method: Any
 ) -> Sequence[tf.Tensor]:
-  """operands -> the results of a Python function; it gets typed keys as their words, as in JAX."""
-  del result_avals, vmap_method  # the former are in the context, the latter was applied by JAX
+  """operands -> the results of a Python function; it gets typed keys as their words, as in JAX.
+
+  JAX applied `vmap_method` when it traced the function.
+  """
   return (
     _results(ctx, operands, callback, _jax_compat.pure_callback(callback)) if ctx.avals_out else []
   )
@@ -40,7 +42,6 @@ def _io_callback(
 ) -> Sequence[tf.Tensor]:
   """operands -> the results of a Python function that is called for its effects; all calls of a
   graph are in order."""
-  del result_avals, ordered
   return _results(ctx, operands, callback, _jax_compat.io_callback(callback))
 
 

@@ -39,7 +39,6 @@ def _jit(
   compiler_options_kvs: Any,
 ) -> Tensors:
   """The inner function, under its name; the other params say how XLA compiles and places it."""
-  del in_layouts, out_layouts, donated_invars, ctx_mesh, keep_unused, inline, compiler_options_kvs
   placed = [ctx.sharded(x, sharding) for x, sharding in zip(operands, in_shardings, strict=True)]
   results = _call(ctx, *placed, jaxpr=jaxpr, name=name)
   return [ctx.sharded(y, sharding) for y, sharding in zip(results, out_shardings, strict=True)]
@@ -68,7 +67,7 @@ def _remat(
 ) -> Tensors:
   """The inner function; in a backward pass behind a barrier, so that it is computed once more, and
   not before it is needed."""
-  del policy  # it has decided what is among the operands
+  # The policy has decided what is among the operands.
   # In the body of a scan prevent_cse is False, because neither XLA nor Grappler merges ops across
   # loop boundaries.
   fenced = _barrier(*operands) if differentiated and prevent_cse else operands
@@ -119,7 +118,6 @@ def _composite(
   call_jaxpr: Any = None,
 ) -> Tensors:
   """The decomposition of a StableHLO composite, `call_jaxpr` in JAX >= 0.12."""
-  del version, attributes
   return _call(ctx, *operands, jaxpr=jaxpr, call_jaxpr=call_jaxpr, name=name)
 
 
@@ -144,7 +142,6 @@ def _barrier(*operands: tf.Tensor) -> Tensors:
 @lowers(P.name_p)
 def _name(ctx: RuleContext, operand: tf.Tensor, *, name: str) -> tf.Tensor:
   """A label for checkpoint policies, which JAX applied when it traced the gradient."""
-  del ctx, name
   return operand
 
 

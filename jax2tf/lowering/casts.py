@@ -34,7 +34,6 @@ def _convert_element_type(
 ) -> tf.Tensor:
   """operand f32[...] -> i32[...]; floats saturate and NaN is 0, integers wrap, complex loses its
   imaginary part."""
-  del new_dtype, weak_type
   dtype = ctx.dtype_out
   if operand.dtype == dtype:
     return operand
@@ -54,7 +53,6 @@ def _convert_element_type(
 def _bitcast_convert_type(ctx: RuleContext, operand: tf.Tensor, *, new_dtype: Any) -> tf.Tensor:
   """operand f32[...] -> u32[...], or u8[..., 4], or from i16[..., 2]: the same bits, least
   significant first."""
-  del new_dtype
   dtype = ctx.dtype_out
   if operand.dtype == dtype:
     return operand
@@ -75,7 +73,6 @@ def _reduce_precision(
 
   On the bits, not by a cast there and back: XLA may leave such pairs out.
   """
-  del ctx
   x = tf.cast(operand, WIDER[operand.dtype]) if operand.dtype in NARROW else operand
   rounded = _round_bits(x, exponent_bits, mantissa_bits)
   return tf.cast(rounded, operand.dtype)
@@ -110,12 +107,10 @@ def _round_bits(x: tf.Tensor, exponent_bits: int, mantissa_bits: int) -> tf.Tens
 @lowers(_jax_compat.to_edtype_p, on_keys=True)
 def _to_edtype(ctx: RuleContext, operand: tf.Tensor, *, edtype: Any) -> tf.Tensor:
   """operand u32[..., 2] -> key<fry>[...], the same data."""
-  del ctx, edtype
   return operand
 
 
 @lowers(_jax_compat.from_edtype_p, on_keys=True)
 def _from_edtype(ctx: RuleContext, operand: tf.Tensor, *, dtype: Any) -> tf.Tensor:
   """operand key<fry>[...] -> u32[..., 2], the same data."""
-  del ctx, dtype
   return operand

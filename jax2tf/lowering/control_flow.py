@@ -263,7 +263,6 @@ def _scan(
 
   With `counters`, (first, step) or None for each of the xs, those with numbers are no operands.
   """
-  del ft_out
   n_consts, n_carry = _jax_compat.scan_split(num_consts, num_carry, ft_in)
   n_outer = n_consts + n_carry
   consts, carry = operands[:n_consts], operands[n_consts:n_outer]

@@ -46,7 +46,6 @@ def _conv_general_dilated(
 
   `reversed_kernel`, set by the idiom conv_gradient, reverses the spatial dimensions of rhs.
   """
-  del precision, preferred_element_type
   conv = _conv((*ctx.avals_in, ctx.aval_out), dimension_numbers, **geometry)
   if any(
     isinstance(d, int) and d == 0 for aval in (*ctx.avals_in, ctx.aval_out) for d in aval.shape

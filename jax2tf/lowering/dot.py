@@ -35,7 +35,6 @@ def _dot_general(
   preferred_element_type: Any,
 ) -> tf.Tensor:
   """lhs f32[batch, m, k], rhs f32[batch, k, n] in any order of dimensions -> f32[batch, m, n]."""
-  del preferred_element_type  # it is the dtype of the result
   lhs_aval, rhs_aval = ctx.avals_in
   product_dtype = _product_dtype(ctx, precision)
   (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers

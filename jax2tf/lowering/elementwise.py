@@ -114,21 +114,18 @@ lower_directly({primitive: widened(op, *NARROW, tf.bool) for primitive, op in _O
 def _mul(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor, *, out_dtype: Any = None) -> tf.Tensor:
   """x f32[...], y f32[...] -> f32[...]; integers wrap. With an `out_dtype` their types may
   differ."""
-  del out_dtype  # that of the result
   return _multiply(tf.cast(x, ctx.dtype_out), tf.cast(y, ctx.dtype_out))
 
 
 @lowers(P.neg_p)
 def _neg(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x u32[...] -> u32[...], modulo 2**32."""
-  del ctx
   return widened(negative, *NARROW)(x)
 
 
 @lowers(P.sign_p)
 def _sign(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...]: -1, 0, 1 or NaN; x / |x| for complex."""
-  del ctx
 
   def sign(x: tf.Tensor) -> tf.Tensor:
     if x.dtype.is_complex:  # TF 2.21: the kernel squares both parts, which overflows and underflows
@@ -144,7 +141,6 @@ def _sign(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 @lowers(P.round_p)
 def _round(ctx: RuleContext, x: tf.Tensor, *, rounding_method: Any) -> tf.Tensor:
   """x f32[...] -> f32[...]; halves to even, or away from zero."""
-  del ctx
   to_even = widened(tf.round, *NARROW)
   if rounding_method.name == "TO_NEAREST_EVEN":
     return to_even(x)
@@ -161,14 +157,12 @@ def _round(ctx: RuleContext, x: tf.Tensor, *, rounding_method: Any) -> tf.Tensor
 @lowers(P.exp2_p)
 def _exp2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], exp(x log 2) as JAX has it."""
-  del ctx
   return widened(lambda x: tf.exp(x * scalar(math.log(2), x)), *NARROW)(x)
 
 
 @lowers(_jax_compat.optional_primitive("log2_p"))  # JAX 0.12
 def _log2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], log(x) / log 2."""
-  del ctx
   if x.dtype.is_complex:  # part by part: an infinite part must not meet a zero
     log = _log(x)
     return tf.complex(
@@ -180,7 +174,6 @@ def _log2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 @lowers(P.log1p_p)
 def _log1p(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], log(1 + x) without cancellation."""
-  del ctx
   # TF 2.21: the complex kernel loses the real part of small imaginary x, and is NaN at -1
   if x.dtype.is_complex:
     re, im = tf.math.real(x), tf.math.imag(x)
@@ -225,7 +218,6 @@ def _exact_square(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 @lowers(P.cbrt_p)
 def _cbrt(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], the real cube root."""
-  del ctx
   wide = tf.cast(x, tf.float64)  # a power of 1/3 in float32 misses even the cubes of integers
   size = tf.abs(wide)
   root = tf.pow(size, scalar(1 / 3, wide))
@@ -239,7 +231,6 @@ def _cbrt(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 @lowers(P.atan2_p)
 def _atan2(ctx: RuleContext, y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """y, x f32[...] -> f32[...], the angle of x + iy; for complex its analytic continuation."""
-  del ctx
   if y.dtype.is_complex:
     i = scalar(1j, y)
     return -i * tf.math.log((x + i * y) / tf.sqrt(x * x + y * y))
@@ -252,7 +243,6 @@ def _conj(
 ) -> tf.Tensor:
   """x c64[...] or f32[...] -> c64[...]; the params are for JAX's transpose rule, and it lets
   callers omit them."""
-  del input_dtype, _input_dtype
   return tf.math.conj(x) if x.dtype.is_complex else tf.cast(x, ctx.dtype_out)
 
 
@@ -300,7 +290,6 @@ def _integer_pow(ctx: RuleContext, x: tf.Tensor, *, y: int) -> tf.Tensor:
 @lowers(_jax_compat.optional_primitive("one_minus_square_p"))  # JAX 0.12
 def _one_minus_square(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], (1 + x)(1 - x), exact near 1."""
-  del ctx
   return widened(lambda x: (scalar(1, x) + x) * (scalar(1, x) - x), *NARROW)(x)
 
 
@@ -309,7 +298,6 @@ def _polynomial(
   ctx: RuleContext, x: tf.Tensor, *coefficients: tf.Tensor, unroll: int | None = None
 ) -> tf.Tensor:
   """x f32[...], coefficients f32[...] from the constant term up -> f32[...], by Horner's rule."""
-  del unroll
   add = widened(tf.add, *NARROW)
   *lower, result = coefficients
   for coefficient in reversed(lower):
@@ -321,7 +309,6 @@ def _polynomial(
 def _max(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool
   is `or`."""
-  del ctx
   if x.dtype == tf.bool:
     return tf.logical_or(x, y)
   if x.dtype.is_complex:
@@ -336,7 +323,6 @@ def _max(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def _min(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool
   is `and`."""
-  del ctx
   if x.dtype == tf.bool:
     return tf.logical_and(x, y)
   if x.dtype.is_complex:
@@ -369,7 +355,6 @@ def _select_n(ctx: RuleContext, which: tf.Tensor, *cases: tf.Tensor) -> tf.Tenso
 
   An index out of range selects the nearest case, as XLA's decision tree does.
   """
-  del ctx
   select = widened(where, *NARROW)
   if which.dtype == tf.bool:
     return select(which, cases[1], cases[0]) if len(cases) == 2 else cases[0]

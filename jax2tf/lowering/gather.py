@@ -44,7 +44,6 @@ def _gather(
   Windows that leave the operand are moved inside (clip; promise_in_bounds too, as on JAX's CPU) or
   filled (fill_or_drop).
   """
-  del indices_are_sorted, unique_indices  # hints
   if mode == lax.GatherScatterMode.ONE_HOT:
     ctx.refuse(
       "JAX itself has no lowering of gather with mode 'one_hot'", "use mode 'clip' or 'fill'"

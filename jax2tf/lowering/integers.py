@@ -36,7 +36,6 @@ _divide = as_written(tf.math.divide)
 @lowers(P.div_p)
 def _div(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; integers truncate, and x / 0 is -1 (all ones for unsigned)."""
-  del ctx
   return widened(_truncate_div if x.dtype.is_integer else _divide, *NARROW)(x, y)
 
 
@@ -51,7 +50,6 @@ def _truncate_div(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 @lowers(P.rem_p)
 def _rem(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...] with the sign of x; for integers x rem 0 is x."""
-  del ctx
   if x.dtype.is_floating:
     # TF 2.21: no half-precision kernel for TruncateMod on CPU.
     return widened(_truncate_mod, *NARROW, *HALF)(x, y)
@@ -74,7 +72,6 @@ def _truncate_mod(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 @lowers(_jax_compat.mulhi_p)
 def _mulhi(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y u32[...] -> u32[...], the upper half of the 64-bit product."""
-  del ctx
   width = bit_width(x.dtype)
   if width == 64:
     return _mulhi_64(x, y)
@@ -105,7 +102,6 @@ def _logic(
 ) -> Callable[..., tf.Tensor]:
   def rule(ctx: RuleContext, *operands: tf.Tensor) -> tf.Tensor:
     """bool[...] or i32[...], logical or bit by bit."""
-    del ctx
     return (
       on_bools(*operands) if operands[0].dtype == tf.bool else widened(on_bits, *NARROW)(*operands)
     )
@@ -139,21 +135,18 @@ def _shift_or_zero(shift: Callable[..., tf.Tensor], x: tf.Tensor, count: tf.Tens
 @lowers(P.shift_left_p)
 def _shift_left(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
   """x, count i32[...] -> i32[...]; 0 for counts beyond the width."""
-  del ctx
   return widened(functools.partial(_shift_or_zero, tf.bitwise.left_shift), *NARROW)(x, count)
 
 
 @lowers(P.shift_right_logical_p)
 def _shift_right_logical(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
   """x, count i32[...] -> i32[...], zeros come in; 0 for counts beyond the width."""
-  del ctx
   return cast(_shift_or_zero(tf.bitwise.right_shift, _bits(x), _bits(count)), x.dtype)
 
 
 @lowers(P.shift_right_arithmetic_p)
 def _shift_right_arithmetic(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
   """x, count i32[...] -> i32[...], copies of the upper bit come in, also for unsigned x."""
-  del ctx
 
   def shift(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     in_range = _in_range(x, count)
@@ -166,14 +159,12 @@ def _shift_right_arithmetic(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) ->
 @lowers(P.population_count_p)
 def _population_count(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x i32[...] -> i32[...], the number of ones."""
-  del ctx
   return cast(tf.raw_ops.PopulationCount(x=_bits(x)), x.dtype)
 
 
 @lowers(P.clz_p)
 def _clz(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x i32[...] -> i32[...], the number of zeros above the highest one; the width for 0."""
-  del ctx
   bits, width = _bits(x), bit_width(x.dtype)
   shift = 1
   while shift < width:  # copies the highest one into all bits below it

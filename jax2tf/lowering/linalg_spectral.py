@@ -103,7 +103,6 @@ def _schur_form(
 
   The order of the eigenvalues is that of QR steps of our own, not LAPACK's.
   """
-  del select_callable  # JAX does not use it
   if sort_eig_vals:
     ctx.refuse("JAX has no sorted Schur form either", "leave sort_eig_vals out")
   if 0 in ctx.avals_in[0].shape:

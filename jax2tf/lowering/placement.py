@@ -18,7 +18,6 @@ def _device_put(
   ctx: RuleContext, *operands: tf.Tensor, devices: Any, srcs: Any, copy_semantics: Any
 ) -> list[tf.Tensor]:
   """operands -> operands, each on its device: an Identity on that device transfers the value."""
-  del srcs, copy_semantics
   return [_put(ctx, x, target) for x, target in zip(operands, devices, strict=True)]
 
 
@@ -36,7 +35,6 @@ def _sharding_constraint(
   ctx: RuleContext, operand: tf.Tensor, *, layout: Any, context_mesh: Any, unconstrained_dims: Any
 ) -> tf.Tensor:
   """operand -> operand; the interpreter shards the result."""
-  del ctx, layout, context_mesh, unconstrained_dims
   return operand
 
 
@@ -45,7 +43,6 @@ def _reshard(
   ctx: RuleContext, operand: tf.Tensor, *, dst_sharding: Any, concrete_mesh: Any
 ) -> tf.Tensor:
   """operand -> operand; the interpreter shards the result, whose aval has the sharding."""
-  del ctx, dst_sharding, concrete_mesh
   return operand
 
 
@@ -54,7 +51,6 @@ def _layout(
   ctx: RuleContext, operand: tf.Tensor, *, layout: Any = None, dst_layout: Any = None
 ) -> tf.Tensor:
   """operand -> operand."""
-  del ctx, layout, dst_layout
   return operand
 
 
@@ -63,7 +59,6 @@ def _with_memory_space_constraint(
   ctx: RuleContext, operand: tf.Tensor, *, memory_space: Any
 ) -> tf.Tensor:
   """operand -> operand."""
-  del ctx, memory_space
   return operand
 
 
@@ -72,7 +67,6 @@ def _xla_metadata_value(
   ctx: RuleContext, operand: tf.Tensor, *, xla_metadata_kvs: Any
 ) -> tf.Tensor:
   """operand -> operand; only XLA uses the metadata."""
-  del ctx, xla_metadata_kvs
   return operand
 
 
@@ -81,7 +75,6 @@ def _dce_sink(
   ctx: RuleContext, operand: tf.Tensor, *, prevent_mlir_dce: Any = None
 ) -> list[tf.Tensor]:
   """operand -> (); XLA keeps such an unused value, TensorFlow drops it."""
-  del ctx, operand, prevent_mlir_dce
   return []
 
 

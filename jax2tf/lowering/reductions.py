@@ -195,7 +195,6 @@ def _reduce(
   One known equation is TensorFlow's own reduction. The others combine neighbours in a tree of log n
   steps; a symbolic n takes a loop, in the order of the elements.
   """
-  del computation
   primitive = binary_primitive(jaxpr)
   monoids = _LOGICAL_MONOIDS if operands[0].dtype == tf.bool else _MONOIDS
   if primitive in monoids and not operands[0].dtype.is_complex and operands[0].dtype not in NARROW:

@@ -48,7 +48,6 @@ def _scatter(
   Updates that leave the operand are moved inside (clip) or dropped (other modes). Those of one
   element are applied in order.
   """
-  del indices_are_sorted
   shape, batch, update_sizes = (
     ctx.avals_in[0].shape,
     ctx.avals_in[1].shape[:-1],
@@ -172,7 +171,6 @@ def _tensor_scatter(op: Callable[..., tf.Tensor]) -> _Combine:
     sizes: Sequence[Any],
     policy: str,
   ) -> tf.Tensor:
-    del ctx
     rows, updates = _into_some(operand, rows, updates, sizes)
     return op(tensor=operand, indices=rows, updates=updates, bad_indices_policy=policy)
 
@@ -221,7 +219,6 @@ def _multiplied(
 ) -> tf.Tensor:
   """TensorFlow has no TensorScatterMul: the product of each row and its updates, in order. Rows -1
   are skipped."""
-  del policy
   count, *row = sizes
   rows, updates = _into_some(
     operand, tf.reshape(rows, [-1]), tf.reshape(updates, ctx.shape([-1, *row])), sizes
@@ -244,7 +241,6 @@ def _applied(
 ) -> tf.Tensor:
   """operand[row] = function(operand[row], update): all rows at once if they are `unique`, else one
   after the other."""
-  del policy
   row = sizes[1:]
   rows, updates = tf.reshape(rows, [-1, 1]), tf.reshape(updates, ctx.shape([-1, *row]))
   count = math.prod(ctx.avals_in[2].shape) // math.prod(row)

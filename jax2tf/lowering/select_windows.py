@@ -51,7 +51,6 @@ def _select_and_scatter(
 ) -> tf.Tensor:
   """operand f32[b,n], source f32[b,n'], init_value f32[] -> f32[b,n]; the reducers are those of
   select_and_scatter_add."""
-  del select_consts, scatter_consts
   select = binary_primitive(select_jaxpr)
   if select not in (P.ge_p, P.le_p) or binary_primitive(scatter_jaxpr) not in (
     P.add_p,

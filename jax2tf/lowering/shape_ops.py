@@ -86,7 +86,6 @@ def _transpose(ctx: RuleContext, operand: tf.Tensor, *, permutation: Sequence[in
 @any_dtype
 def _squeeze(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> tf.Tensor:
   """operand f32[a,1,b], dimensions (1,) -> f32[a,b]."""
-  del ctx
   return tf.squeeze(operand, dimensions) if dimensions else operand
 
 
@@ -94,7 +93,6 @@ def _squeeze(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int])
 @any_dtype
 def _concatenate(ctx: RuleContext, *operands: tf.Tensor, dimension: int) -> tf.Tensor:
   """operands f32[a,n], f32[b,n], dimension 0 -> f32[a+b,n]."""
-  del ctx
   return tf.concat(operands, dimension) if len(operands) > 1 else operands[0]
 
 
@@ -127,7 +125,6 @@ def _split(
 @any_dtype
 def _stack(ctx: RuleContext, *operands: tf.Tensor, axis: int) -> tf.Tensor:
   """operands f32[n], f32[n], axis 0 -> f32[2,n]."""
-  del ctx
   return stacked(operands, axis)
 
 
@@ -148,7 +145,6 @@ def _tile(ctx: RuleContext, operand: tf.Tensor, *, reps: Sequence[Any]) -> tf.Te
 @lowers(P.iota_p)
 def _iota(ctx: RuleContext, *, dtype: Any, shape: Sequence[Any], dimension: int) -> tf.Tensor:
   """-> i32[*shape], counting along `dimension`."""
-  del dtype
   counts = cast(tf.range(ctx.dim(shape[dimension])), ctx.dtype_out)
   aligned = [size if axis == dimension else 1 for axis, size in enumerate(shape)]
   return counts if len(shape) == 1 else broadcast(ctx, ctx.reshape(counts, aligned), aligned, shape)
@@ -157,14 +153,12 @@ def _iota(ctx: RuleContext, *, dtype: Any, shape: Sequence[Any], dimension: int)
 @lowers(_jax_compat.empty_p)
 def _empty(ctx: RuleContext, *, shape: Sequence[Any], dtype: Any) -> tf.Tensor:
   """-> f32[*shape], zeros as on JAX's CPU."""
-  del dtype
   return tf.zeros(ctx.shape(shape), ctx.dtype_out)
 
 
 @lowers(P.empty2_p)
 def _empty2(ctx: RuleContext, *, dtype: Any, memory_space: Any) -> tf.Tensor:
   """-> f32[], a zero."""
-  del dtype, memory_space
   return tf.zeros([], ctx.dtype_out)
 
 

@@ -26,7 +26,6 @@ def _top_k(
 ) -> list[tf.Tensor]:
   """operand f32[b,n] -> f32[b,k], i32[b,k]; equals in their order, NaN > inf > ... > 0.0 > -0.0 >
   ... > -inf > -NaN."""
-  del is_stable
   rank = len(ctx.avals_in[0].shape)
   axis = rank - 1 if axis is None else axis % rank
   return [
@@ -62,7 +61,6 @@ def _approx_top_k(
 ) -> list[tf.Tensor]:
   """operand f32[b,n] -> f32[b,k], i32[b,k]: the exact ones, as JAX gives on CPU; more than k if
   these are not aggregated."""
-  del k, recall_target, reduction_input_size_override, aggregate_to_topk
   rank = len(ctx.avals_in[0].shape)
   axis = reduction_dimension % rank
   size = ctx.dim(ctx.avals_out[0].shape[axis])
@@ -84,7 +82,6 @@ def _sort(
 
   Complex numbers go by their real and then by their imaginary part.
   """
-  del is_stable
   rank = len(ctx.avals_in[0].shape)
   operands = tuple(_swapped(x, dimension, rank) for x in operands)
   size = ctx.dim(ctx.avals_in[0].shape[dimension])

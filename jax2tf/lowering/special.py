@@ -52,7 +52,6 @@ _ZETA_COEFFICIENTS = _bernoulli_over_factorial(12)
 @lowers(P.erf_p)
 def _erf(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...]."""
-  del ctx
   # TF 2.21: the float64 kernel is NaN at infinity; at 6 it is 1 to the last digit
   if x.dtype == tf.float64:
     x = tf.maximum(tf.minimum(x, scalar(6, x)), scalar(-6, x))
@@ -62,7 +61,6 @@ def _erf(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 @lowers(P.erfc_p)
 def _erfc(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], 1 - erf(x) without cancellation."""
-  del ctx
   return widened(tf.math.erfc, *NARROW)(x)
 
 
@@ -72,7 +70,6 @@ def _erf_inv(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
   TF 2.21: the kernel goes by way of (x + 1) / 2, where small x drown and x near 1 lose a bit.
   """
-  del ctx
   return widened(_erf_inv_64 if x.dtype == tf.float64 else _erf_inv_32, *NARROW, *HALF)(x)
 
 
@@ -112,7 +109,6 @@ def _erf_inv_64(x: tf.Tensor) -> tf.Tensor:
 @lowers(P.digamma_p)
 def _digamma(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...]; NaN at the poles, in 0 as this JAX has it."""
-  del ctx
   return widened(_digamma_32, *NARROW, *HALF)(x)
 
 
@@ -123,7 +119,6 @@ def _digamma_32(x: tf.Tensor) -> tf.Tensor:
 @lowers(P.polygamma_p)
 def _polygamma(ctx: RuleContext, n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """n, x f32[...] -> f32[...], derivative n of digamma at x; NaN unless n is a natural number."""
-  del ctx
 
   def polygamma(n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, one = scalar(0, x), scalar(1, x)
@@ -139,7 +134,6 @@ def _polygamma(ctx: RuleContext, n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def _zeta(ctx: RuleContext, x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
   """x, q f32[...] -> f32[...], the sum of (q + k)**-x over k >= 0; infinite at x = 1; NaN below, or
   for q <= 0 and broken x."""
-  del ctx
   return widened(_zeta_32, *NARROW, *HALF)(x, q)
 
 
@@ -177,7 +171,6 @@ def _zeta_32(x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
 def _igamma(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """a, x f32[...] -> f32[...]; for a = 0 it is 1 from x = 1 on, else NaN; NaN for negative
   operands."""
-  del ctx
 
   def igamma(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, one, nan = (scalar(value, x) for value in (0, 1, math.nan))
@@ -201,7 +194,6 @@ def _at_infinity(
 @lowers(P.igammac_p)
 def _igammac(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """a, x f32[...] -> f32[...]; for a = 0 it is 0, and NaN at x = 0; NaN for negative operands."""
-  del ctx
 
   def igammac(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, nan = scalar(0, x), scalar(math.nan, x)
@@ -215,7 +207,6 @@ def _igammac(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 @lowers(P.igamma_grad_a_p)
 def _igamma_grad_a(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """a, x f32[...] -> f32[...], the derivative of igamma by a; 0 at x = 0 < a, NaN at infinities."""
-  del ctx
 
   def igamma_grad_a(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero = scalar(0, x)
@@ -233,7 +224,6 @@ def _regularized_incomplete_beta(
 ) -> tf.Tensor:
   """a, b, x f32[...] -> f32[...]; a step at 0 for a = 0 or b infinite, a step at 1 for b = 0 or a
   infinite, NaN for both."""
-  del ctx
 
   def betainc(a: tf.Tensor, b: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, one, inf, nan = (scalar(value, x) for value in (0, 1, math.inf, math.nan))

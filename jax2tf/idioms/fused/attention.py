@@ -41,7 +41,6 @@ masked_p = composite(
 def biased(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """q @ k * f32[] + f32[b,h,q,k] -> biased(q @ k * f32[], f32[b,1,q,k]), of a bias that all heads
   share."""
-  del templates
   found = (
     _with(flow, root, x, y, lambda bias: bias, biased_p)
     for x, y in (root.invars, root.invars[::-1])
@@ -52,7 +51,6 @@ def biased(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
 def masked(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """select_n(bool[b,h,q,k], -1e30, q @ k * f32[]) -> masked(q @ k * f32[], f32[b,1,q,k]), of a mask
   that all heads share."""
-  del templates
   mask, *cases = root.invars
   numbers = [_number(flow, case) for case in cases]
   number, at = next(

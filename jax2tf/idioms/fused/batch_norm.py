@@ -46,7 +46,6 @@ batch_norm_p = composite("batch_norm", lambda x, scale, offset: x * scale + offs
 def batch_norm(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """((conv - f32[c]) * f32[c]) + f32[c] -> batch_norm(conv, f32[c], f32[c]); one equation after the
   other."""
-  del templates
   steps: list[tuple[Any, Any]] = []
   eqn, (out,) = root, root.outvars
   if out.aval.dtype != np.float32 or len(out.aval.shape) != 4:
@@ -135,7 +134,6 @@ def _row(flow: Dataflow, atom: Any, size: Any) -> Any:
 def depthwise(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """batch_norm of a convolution by groups as a factor of its kernel and a bias: Grappler fuses no
   FusedBatchNorm with it, but BiasAdd."""
-  del templates
   conv = flow.sole(root.invars[0], P.conv_general_dilated_p)
   return (
     None
@@ -147,7 +145,6 @@ def depthwise(flow: Dataflow, root: Any, templates: Templates) -> Equations | No
 def before_tanh(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """tanh(batch_norm(conv)) likewise. TF 2.21: Grappler makes one op of Conv2D, FusedBatchNorm and
   Tanh without a kernel: the call fails."""
-  del templates
   batch = flow.sole(root.invars[0], batch_norm_p)
   conv = None if batch is None else flow.sole(batch.invars[0], P.conv_general_dilated_p)
   if conv is None:

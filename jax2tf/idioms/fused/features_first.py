@@ -25,7 +25,6 @@ _COMBINED = (P.add_p, P.sub_p, P.mul_p, P.div_p)
 
 def turned(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """conv -> f32[b,c,h,w] as conv -> f32[b,h,w,c] and a transpose."""
-  del flow, templates
   (out,), numbers = root.outvars, root.params["dimension_numbers"]
   if len(out.aval.shape) != 4 or tuple(numbers.out_spec) != (0, 1, 2, 3):
     return None
@@ -40,7 +39,6 @@ def turned(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
 
 def combined(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """transpose(x f32[b,h,w,c]) * f32[1,c,1,1] -> transpose(x * f32[1,1,1,c])."""
-  del templates
   (out,), orders = (
     root.outvars,
     [(0, 1), (1, 0)] if root.primitive in (P.add_p, P.mul_p) else [(0, 1)],
@@ -68,7 +66,6 @@ def combined(flow: Dataflow, root: Any, templates: Templates) -> Equations | Non
 
 def activated(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """relu(transpose(x)) -> transpose(relu(x)), of such a transpose."""
-  del templates
   if (turn := _turn(flow, root.invars[0])) is None:
     return None
   last = new_var(root.outvars[0], turn.invars[0].aval.shape)

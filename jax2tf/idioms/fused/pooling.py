@@ -40,14 +40,12 @@ mean_pool_p = _pooling(P.reduce_window_sum_p, mean=True)
 
 def _max_pool(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """reduce_window_max(x) -> max_pool(x), of halves too: no maximum rounds."""
-  del flow, templates
   return _of_images(root, max_pool_p) if root.outvars[0].aval.dtype.kind == "f" else None
 
 
 def _mean_pool(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """reduce_window_sum(x) / the size of a window -> mean_pool(x), also with movements before the
   division, as `jax.vmap` has them."""
-  del templates
   value, size = root.invars
   if not isinstance(size, Literal) or value.aval.dtype not in DTYPES:
     return None

@@ -16,7 +16,6 @@ from jax2tf.idioms.fused._template import Templates
 def flattened(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """gelu(f32[a,b,k] @ f32[k,n] + f32[n]) -> the same of f32[a*b,k], reshaped; before JAX
   differentiates, so the gradient is of this."""
-  del templates
   (out,), shape = root.outvars, root.outvars[0].aval.shape
   if (total := flow.sole(root.invars[0], P.add_p)) is None or len(shape) < 3:
     return None
