@@ -16,6 +16,35 @@ from jax2tf._jax_compat import physical_aval
 FLOAT0 = dtypes.float0
 SCALARS = (bool, int, float, complex)
 
+# What TensorFlow lacks: the tables to which a new dtype may have to be added, and the only ones.
+# TF 2.21 on CPU casts nothing to or from these.
+NO_CAST = tuple(
+  map(
+    tf.as_dtype,
+    ("int2", "uint2", "float4_e2m1fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz"),
+  )
+)
+# TF 2.21 on CPU has little more than Cast for these: rules compute in a wider dtype.
+_INT4, _UINT4 = map(tf.as_dtype, ("int4", "uint4"))
+FLOAT8 = tuple(map(tf.as_dtype, ("float8_e4m3fn", "float8_e5m2")))
+NARROW = (_INT4, _UINT4, *FLOAT8)
+HALF = (tf.float16, tf.bfloat16)
+UNSIGNED = (tf.uint8, tf.uint16, tf.uint32, tf.uint64)
+# dtype -> one that holds all its values (and the products of two of them, for integers under 32
+# bits). TensorFlow casts between the two.
+WIDER = {
+  tf.bool: tf.uint8,
+  _INT4: tf.int8,
+  _UINT4: tf.uint8,
+  tf.int8: tf.int32,
+  tf.uint8: tf.int32,
+  tf.int16: tf.int32,
+  tf.uint16: tf.int32,
+  tf.int32: tf.int64,
+  tf.uint32: tf.int64,
+  **dict.fromkeys((*FLOAT8, *HALF), tf.float32),
+}
+
 
 def is_key(dtype: Any) -> bool:
   """True for the dtype of typed PRNG key arrays, which are passed as their physical uint32 data."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.extend.core.primitives as P
@@ -146,6 +146,15 @@ def map_inner(eqn: Any, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Any:
     eqn: the equation.
     change: closed jaxpr -> closed jaxpr.
   """
+  params = map_params(eqn.params, change)
+  different = (params[name] is not value for name, value in eqn.params.items())
+  return eqn.replace(params=params) if any(different) else eqn
+
+
+def map_params(
+  params: Mapping[str, Any], change: Callable[[ClosedJaxpr], ClosedJaxpr]
+) -> dict[str, Any]:
+  """The params of an equation with each jaxpr among them changed, as by `map_inner`."""
 
   def changed(value: Any) -> Any:
     if isinstance(value, ClosedJaxpr):
@@ -158,9 +167,7 @@ def map_inner(eqn: Any, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Any:
       return type(value)(map(changed, value))
     return value
 
-  params = {name: changed(value) for name, value in eqn.params.items()}
-  different = (params[name] is not value for name, value in eqn.params.items())
-  return eqn.replace(params=params) if any(different) else eqn
+  return {name: changed(value) for name, value in params.items()}
 
 
 def contains(jaxpr: Any, primitives: Iterable[Primitive]) -> bool:

@@ -6,13 +6,16 @@ primitive object, so a primitive that JAX renames fails at our import.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 from jax.extend.core import Primitive
 
+from jax2tf.dtypes import WIDER
 from jax2tf.jaxprs import inner_jaxprs
+from jax2tf.widening import in_wider_dtypes
 
 Rule = Callable[..., Any]
 
@@ -26,15 +29,27 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {}
 # the tf.Variables that they capture.
 IN_TENSORFLOW: dict[Primitive, Callable[..., Sequence[tf.Variable]]] = {}
 
-_RULES: dict[Primitive, Rule] = {}
-_INNER: dict[Primitive, Callable[[Mapping[str, Any]], Sequence[Any]]] = {}
-_ON_KEYS: set[Primitive] = set()
+# The params of an equation -> the jaxprs among them that its rule lowers.
+_Inner = Callable[[Mapping[str, Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class _Entry:
+  """A rule, and how it was registered: `lowers` describes its arguments."""
+
+  rule: Rule
+  on_keys: bool
+  inner: _Inner | None
+
+
+_RULES: dict[Primitive, _Entry] = {}
 
 
 def lowers(
   *primitives: Primitive | None,
+  lacks: Collection[Any] = (),
   on_keys: bool = False,
-  inner: Callable[[Mapping[str, Any]], Sequence[Any]] | None = None,
+  inner: _Inner | None = None,
 ) -> Callable[[Rule], Rule]:
   """Registers a lowering rule: `(ctx, *operands, **params) -> tensor`, or a list of tensors for a
   primitive with multiple results.
@@ -45,6 +60,9 @@ def lowers(
   Args:
     primitives: the jax.extend.core.Primitives that the rule lowers. None stands for a primitive
       that the installed JAX does not have.
+    lacks: the dtypes for which the rule's TensorFlow ops have no kernels, such as `("int4",
+      tf.bfloat16)`. Operands of these are cast to a wider dtype, and results back, so they are
+      rounded once; the context has the wider avals.
     on_keys: whether the rule takes typed PRNG keys as their physical data, key<fry>[n] as u32[n,2].
       For all other rules the interpreter adds a vmap over the physical axis.
     inner: gives the jaxprs that the rule lowers, from the params of an equation. Before anything is
@@ -56,7 +74,7 @@ def lowers(
 
   Raises:
     TypeError: an argument is not a primitive.
-    ValueError: a primitive already has a rule.
+    ValueError: a primitive already has a rule, or no wider dtype is known for one of `lacks`.
 
   Examples:
     >>> import jax2tf
@@ -74,18 +92,20 @@ def lowers(
     if not isinstance(primitive, Primitive):
       raise TypeError(f"lowers takes primitives (jax.extend.core.Primitive), not {primitive!r}")
 
+  lacks = [tf.as_dtype(dtype) for dtype in lacks]
+  if unknown := [dtype.name for dtype in lacks if dtype not in WIDER]:
+    raise ValueError(f"no wider dtype is known for {', '.join(unknown)}: the rule must cast itself")
+
   def register(rule: Rule) -> Rule:
     for primitive in present:
-      if (known := _RULES.get(primitive)) is not None:
+      if primitive in _RULES:
+        known = _RULES[primitive].rule
         raise ValueError(
           f"primitive '{primitive}' already has a lowering rule: "
           f"{getattr(known, '__module__', '')} {known}"
         )
-    _RULES.update(dict.fromkeys(present, rule))
-    if on_keys:
-      _ON_KEYS.update(present)
-    if inner is not None:
-      _INNER.update(dict.fromkeys(present, inner))
+    for primitive in present:
+      _RULES[primitive] = _Entry(in_wider_dtypes(rule, primitive, lacks), on_keys, inner)
     return rule
 
   return register
@@ -102,25 +122,28 @@ def stays_in_tensorflow(table: Mapping[Primitive, Callable[..., Sequence[tf.Vari
   IN_TENSORFLOW.update(table)
 
 
-def lower_directly(table: Mapping[Primitive | None, Callable[..., Any]]) -> None:
+def lower_directly(
+  table: Mapping[Primitive | None, Callable[..., Any]], lacks: Collection[tf.DType] = ()
+) -> None:
   """Registers primitives that are one TensorFlow op on the same operands, without params."""
   for primitive, op in table.items():
-    lowers(primitive)(lambda ctx, *operands, op=op: op(*operands))
+    lowers(primitive, lacks=lacks)(lambda ctx, *operands, op=op: op(*operands))
 
 
 def rule_for(primitive: Primitive) -> Rule | None:
   """The lowering rule of a primitive, or None."""
-  return _RULES.get(primitive)
+  entry = _RULES.get(primitive)
+  return None if entry is None else entry.rule
 
 
 def lowered_inside(eqn: Any) -> Sequence[Any]:
   """The jaxprs among the params of an equation that its rule lowers; none without a rule."""
-  if eqn.primitive not in _RULES:
+  if (entry := _RULES.get(eqn.primitive)) is None:
     return []
-  inner = _INNER.get(eqn.primitive)
-  return inner_jaxprs(eqn) if inner is None else inner(eqn.params)
+  return inner_jaxprs(eqn) if entry.inner is None else entry.inner(eqn.params)
 
 
 def takes_keys(primitive: Primitive) -> bool:
   """Whether the rule of this primitive handles physical key data by itself."""
-  return primitive in _ON_KEYS
+  entry = _RULES.get(primitive)
+  return entry is not None and entry.on_keys

@@ -5,55 +5,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
-# JAX computes in these; TF 2.21 on CPU has little more than Cast for them.
-_INT4, _UINT4, _E4M3, _E5M2 = map(tf.as_dtype, ("int4", "uint4", "float8_e4m3fn", "float8_e5m2"))
-NARROW = (_INT4, _UINT4, _E4M3, _E5M2)
-HALF = (tf.float16, tf.bfloat16)
-UNSIGNED = (tf.uint8, tf.uint16, tf.uint32, tf.uint64)
-
-# dtype -> one that holds all its values (and the products of two of them, for integers under 32
-# bits).
-WIDER = {
-  tf.bool: tf.uint8,
-  _INT4: tf.int8,
-  _UINT4: tf.uint8,
-  tf.int8: tf.int32,
-  tf.uint8: tf.int32,
-  tf.int16: tf.int32,
-  tf.uint16: tf.int32,
-  tf.int32: tf.int64,
-  tf.uint32: tf.int64,
-  _E4M3: tf.float32,
-  _E5M2: tf.float32,
-  tf.float16: tf.float32,
-  tf.bfloat16: tf.float32,
-}
-
-_SIGNED_OF = {
-  _UINT4: _INT4,
-  tf.uint8: tf.int8,
-  tf.uint16: tf.int16,
-  tf.uint32: tf.int32,
-  tf.uint64: tf.int64,
-}
-_UNSIGNED_OF = {signed: unsigned for unsigned, signed in _SIGNED_OF.items()}
+from jax2tf.dtypes import NARROW, WIDER
 
 
-def widened(op: Callable[..., tf.Tensor], *lacking: tf.DType) -> Callable[..., tf.Tensor]:
-  """`op`, computed in a wider dtype for operands of the dtypes `lacking`; a bool result stays
-  bool."""
+def widened(op: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+  """`op`, computed in a wider dtype for operands of a NARROW one, for a rule that rounds after each
+  op. Where only the result is rounded, the registration of the rule says `lacks=NARROW`."""
 
   def wide_op(*operands: tf.Tensor) -> tf.Tensor:
-    dtype = operands[-1].dtype  # the first operand of a select is its predicate
-    if dtype not in lacking:
+    dtype = operands[0].dtype
+    if dtype not in NARROW:
       return op(*operands)
-    result = op(*(tf.cast(x, WIDER[dtype]) if x.dtype == dtype else x for x in operands))
-    return result if result.dtype == tf.bool else tf.cast(result, dtype)
+    return tf.cast(op(*(tf.cast(x, WIDER[dtype]) for x in operands)), dtype)
 
   return wide_op
 
@@ -94,17 +63,22 @@ def where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 def bit_width(dtype: tf.DType) -> int:
   """The bits of an integer dtype: 4 for uint4."""
-  return 4 if dtype in NARROW else 8 * dtype.size
+  return int(jnp.iinfo(dtype.as_numpy_dtype).bits)
 
 
 def as_signed(x: tf.Tensor) -> tf.Tensor:
-  """The same bits as a signed integer."""
-  return tf.cast(x, _SIGNED_OF.get(x.dtype, x.dtype))
+  """The same bits as a signed integer; other dtypes stay."""
+  return tf.cast(x, x.dtype.name.removeprefix("u"))
 
 
 def as_unsigned(x: tf.Tensor) -> tf.Tensor:
-  """The same bits as an unsigned integer."""
-  return tf.cast(x, _UNSIGNED_OF.get(x.dtype, x.dtype))
+  """The same bits as an unsigned integer; other dtypes stay."""
+  return tf.cast(x, "u" + x.dtype.name if x.dtype.name.startswith("int") else x.dtype)
+
+
+def float_bits(x: tf.Tensor, kind: Literal["int", "uint"] = "int") -> tf.Tensor:
+  """x f32[...] -> i32[...] or u32[...], the same bits."""
+  return tf.bitcast(x, tf.as_dtype(f"{kind}{8 * x.dtype.size}"))
 
 
 def saturating_cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

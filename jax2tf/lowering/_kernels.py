@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from jax2tf.lowering._common import UNSIGNED, is_known, scalar
+from jax2tf.dtypes import FLOAT8, UNSIGNED
+from jax2tf.lowering._common import is_known, scalar
 
 # The op that Grappler creates -> the dtypes for which it has no CPU kernel, while those merged do.
 NO_KERNEL: dict[str, tuple[tf.DType, ...]] = {
@@ -23,7 +24,7 @@ NO_KERNEL: dict[str, tuple[tf.DType, ...]] = {
   # Of Sub(0, y). Grappler may have computed the 0.
   "Neg": UNSIGNED,
   # Of Pack(x, x ...), also where the tensors are two of equal value.
-  "Tile": (tf.uint16, *map(tf.as_dtype, ("float8_e4m3fn", "float8_e5m2"))),
+  "Tile": (tf.uint16, *FLOAT8),
 }
 
 

@@ -1,36 +1,14 @@
-"""Shared helpers for data movement: reshapes and slices by aval, and dtypes that TensorFlow can
-hold but not move."""
+"""Shared helpers for data movement: reshapes and slices by aval."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import NARROW, WIDER
-
-
-def any_dtype(rule: Callable[..., Any]) -> Callable[..., Any]:
-  """The rule, with operands of such a dtype cast to a wider one and the results cast back."""
-
-  @functools.wraps(rule)
-  def carried(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Any:
-    dtype = operands[0].dtype
-    if dtype not in NARROW:
-      return rule(ctx, *operands, **params)
-    # TF 2.21: few data-moving ops have a CPU kernel for float8, none for int4. The casts are exact.
-    results = rule(
-      ctx, *(tf.cast(x, WIDER[dtype]) if x.dtype == dtype else x for x in operands), **params
-    )
-    return (
-      [tf.cast(x, dtype) for x in results] if isinstance(results, list) else tf.cast(results, dtype)
-    )
-
-  return carried
 
 
 def transposed(x: tf.Tensor, permutation: Sequence[int]) -> tf.Tensor:

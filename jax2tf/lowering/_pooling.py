@@ -15,7 +15,8 @@ from jax import lax
 from jax2tf import _tf_compat
 from jax2tf._jax_compat.shape_poly import dimension_bounds, max_dim
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import HALF, scalar
+from jax2tf.dtypes import HALF
+from jax2tf.lowering._common import scalar
 from jax2tf.lowering._movement import is_zero, transposed
 
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from jax import lax
 
 from jax2tf.context import RuleContext
-from jax2tf.dtypes import tf_dtype
-from jax2tf.lowering._common import HALF, cast
+from jax2tf.dtypes import HALF, tf_dtype
+from jax2tf.lowering._common import cast
 
 
 def multiplied_in(lhs: Any, rhs: Any, out: Any) -> np.dtype:

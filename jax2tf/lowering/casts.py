@@ -10,22 +10,9 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import NARROW, WIDER, cast, saturating_cast, scalar, where
+from jax2tf.dtypes import NARROW, NO_CAST
+from jax2tf.lowering._common import cast, float_bits, saturating_cast, scalar, where
 from jax2tf.registry import lowers
-
-# TF 2.21 on CPU casts nothing to or from these.
-_NO_CAST = tuple(
-  map(
-    tf.as_dtype,
-    ("int2", "uint2", "float4_e2m1fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz"),
-  )
-)
-_BITS = {
-  tf.float16: tf.uint16,
-  tf.bfloat16: tf.uint16,
-  tf.float32: tf.uint32,
-  tf.float64: tf.uint64,
-}
 
 
 @lowers(P.convert_element_type_p)
@@ -37,7 +24,7 @@ def _convert_element_type(
   dtype = ctx.dtype_out
   if operand.dtype == dtype:
     return operand
-  if operand.dtype in _NO_CAST or dtype in _NO_CAST:
+  if operand.dtype in NO_CAST or dtype in NO_CAST:
     ctx.refuse(
       f"TensorFlow has no cast from {operand.dtype.name} to {dtype.name}",
       "convert to another dtype, or lower natively",
@@ -56,7 +43,7 @@ def _bitcast_convert_type(ctx: RuleContext, operand: tf.Tensor, *, new_dtype: An
   dtype = ctx.dtype_out
   if operand.dtype == dtype:
     return operand
-  if {operand.dtype, dtype} & {*NARROW, *_NO_CAST, tf.bool}:
+  if {operand.dtype, dtype} & {*NARROW, *NO_CAST, tf.bool}:
     ctx.refuse(
       f"TensorFlow has no bitcast from {operand.dtype.name} to {dtype.name}",
       "bitcast between types of 8 bits and more",
@@ -64,7 +51,7 @@ def _bitcast_convert_type(ctx: RuleContext, operand: tf.Tensor, *, new_dtype: An
   return tf.bitcast(operand, dtype)
 
 
-@lowers(P.reduce_precision_p)
+@lowers(P.reduce_precision_p, lacks=NARROW)
 def _reduce_precision(
   ctx: RuleContext, operand: tf.Tensor, *, exponent_bits: int, mantissa_bits: int
 ) -> tf.Tensor:
@@ -73,15 +60,9 @@ def _reduce_precision(
 
   On the bits, not by a cast there and back: XLA may leave such pairs out.
   """
-  x = tf.cast(operand, WIDER[operand.dtype]) if operand.dtype in NARROW else operand
-  rounded = _round_bits(x, exponent_bits, mantissa_bits)
-  return tf.cast(rounded, operand.dtype)
-
-
-def _round_bits(x: tf.Tensor, exponent_bits: int, mantissa_bits: int) -> tf.Tensor:
-  info = jnp.finfo(x.dtype.as_numpy_dtype)
-  bits = tf.bitcast(x, _BITS[x.dtype])
-  width, dropped = 8 * x.dtype.size, info.nmant - mantissa_bits
+  info = jnp.finfo(operand.dtype.as_numpy_dtype)
+  bits = float_bits(operand, "uint")
+  width, dropped = 8 * operand.dtype.size, info.nmant - mantissa_bits
   if dropped > 0:  # add just under half of the last place that stays, plus one if that place is odd
     odd = tf.bitwise.bitwise_and(
       tf.bitwise.right_shift(bits, scalar(dropped, bits)), scalar(1, bits)
@@ -101,7 +82,7 @@ def _round_bits(x: tf.Tensor, exponent_bits: int, mantissa_bits: int) -> tf.Tens
       bits,
     )
     bits = where(exponent <= scalar((bias - new_bias) << info.nmant, bits), sign, bits)
-  return where(tf.math.is_nan(x), x, tf.bitcast(bits, x.dtype))
+  return where(tf.math.is_nan(operand), operand, tf.bitcast(bits, operand.dtype))
 
 
 @lowers(_jax_compat.to_edtype_p, on_keys=True)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
-from jax.extend.core import Jaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.context import RuleContext
-from jax2tf.dtypes import physical, tf_dtype
+from jax2tf.dtypes import NARROW, physical, tf_dtype
 from jax2tf.graph_context import StackedRows
 from jax2tf.jaxprs import ClosedJaxpr, closed, contains, inner_jaxprs, walk
-from jax2tf.lowering._common import NARROW, WIDER
 from jax2tf.lowering._counters import Counter
 from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._lane_loops import may_run_by_lanes, run_by_lanes, select_lanes
@@ -31,62 +29,7 @@ Tensors = list[tf.Tensor]
 Xs: TypeAlias = tf.Tensor | Counter
 
 
-def _any_dtype_inside(rule: Callable[..., Any]) -> Callable[..., Any]:
-  """The rule, with values of NARROW dtypes entering and leaving the inner jaxprs in a wider one.
-  The casts are exact."""
-
-  @functools.wraps(rule)
-  def carried(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Any:
-    if not any(aval.dtype in _WIDER for aval in (*ctx.avals_in, *ctx.avals_out)):
-      return rule(ctx, *operands, **params)
-    # TF 2.21: neither Switch nor the ops of lists have a CPU kernel for int4; those of float8 are
-    # few.
-    params = {name: _with_wide_ends(value) for name, value in params.items()}
-    wide_ctx = replace(
-      ctx, avals_in=[_wide(a) for a in ctx.avals_in], avals_out=[_wide(a) for a in ctx.avals_out]
-    )
-    results = rule(
-      wide_ctx,
-      *(tf.cast(x, WIDER[x.dtype]) if x.dtype in NARROW else x for x in operands),
-      **params,
-    )
-    return [
-      tf.cast(x, tf_dtype(aval.dtype)) if aval.dtype in _WIDER else x
-      for x, aval in zip(results, ctx.avals_out, strict=True)
-    ]
-
-  return carried
-
-
-_JAXPRS = (ClosedJaxpr, Jaxpr)
-_WIDER = {np.dtype(dtype.as_numpy_dtype): np.dtype(WIDER[dtype].as_numpy_dtype) for dtype in NARROW}
-
-
-def _wide(aval: Any) -> Any:
-  return jax.ShapeDtypeStruct(aval.shape, _WIDER.get(aval.dtype, aval.dtype))
-
-
-def _with_wide_ends(param: Any) -> Any:
-  """A param of an equation; where it is a jaxpr or a sequence of them, with casts at their ends."""
-  if isinstance(param, tuple | list) and param and all(isinstance(x, _JAXPRS) for x in param):
-    return tuple(map(_with_wide_ends, param))
-  if not isinstance(param, _JAXPRS):
-    return param
-  jaxpr = closed(param)
-
-  def run(*operands: Any) -> list[Any]:
-    inside = [
-      x.astype(aval.dtype) if aval.dtype in _WIDER else x
-      for x, aval in zip(operands, jaxpr.in_avals, strict=True)
-    ]
-    return [
-      x.astype(_WIDER[x.dtype]) if x.dtype in _WIDER else x for x in jaxpr_as_fun(jaxpr)(*inside)
-    ]
-
-  return jax.make_jaxpr(run)(*map(_wide, jaxpr.in_avals))
-
-
-@lowers(P.cond_p, on_keys=True)
+@lowers(P.cond_p, lacks=NARROW, on_keys=True)
 def _cond(
   ctx: RuleContext,
   index: tf.Tensor,
@@ -104,7 +47,6 @@ def _cond(
   return _branch(ctx, index, *operands, branches=branches)
 
 
-@_any_dtype_inside
 def _branch(
   ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any]
 ) -> Tensors:
@@ -155,8 +97,7 @@ def _platform_index(ctx: RuleContext, *, platforms: Sequence[Sequence[str] | Non
   return tf.constant(chosen.pop(), tf.int32)
 
 
-@lowers(P.while_p, on_keys=True)
-@_any_dtype_inside
+@lowers(P.while_p, lacks=NARROW, on_keys=True)
 def _while(
   ctx: RuleContext,
   *operands: tf.Tensor,
@@ -244,8 +185,7 @@ def _loop(
   )
 
 
-@lowers(P.scan_p, on_keys=True)
-@_any_dtype_inside
+@lowers(P.scan_p, lacks=NARROW, on_keys=True)
 def _scan(
   ctx: RuleContext,
   *operands: tf.Tensor,

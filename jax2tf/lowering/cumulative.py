@@ -12,43 +12,32 @@ from jax import lax
 from jax import numpy as jnp
 
 from jax2tf.context import RuleContext
-from jax2tf.lowering._movement import any_dtype
+from jax2tf.dtypes import HALF, NARROW
+from jax2tf.lowering._common import as_signed
 from jax2tf.registry import lowers
 
-# TF 2.21: XLA has no Cumsum of these; int32 and int64 wrap to the same bits. f32 because TensorFlow
-# adds halves one by one in their own precision, where the error of XLA's tree grows with log n.
-_COMPUTED_IN = {
-  tf.int8: tf.int32,
-  tf.int16: tf.int32,
-  tf.uint8: tf.int32,
-  tf.uint16: tf.int32,
-  tf.uint32: tf.int32,
-  tf.uint64: tf.int64,
-  tf.float16: tf.float32,
-  tf.bfloat16: tf.float32,
-}
+# TF 2.21: XLA has no Cumsum of 8 and 16 bits; TensorFlow adds halves one by one in their own
+# precision, where the error of XLA's tree grows with log n.
+_LACKS = (*NARROW, tf.int8, tf.uint8, tf.int16, tf.uint16, *HALF)
 
 
-@lowers(P.cumsum_p)
-@any_dtype
+@lowers(P.cumsum_p, lacks=_LACKS)
 def _cumsum(ctx: RuleContext, operand: tf.Tensor, *, axis: int, reverse: bool) -> tf.Tensor:
   """operand f32[b,n] -> f32[b,n]."""
   cumsum = functools.partial(tf.cumsum, axis=axis, reverse=reverse)
   if operand.dtype.is_complex:  # TF 2.21: XLA has no Cumsum of complex numbers
     return tf.complex(cumsum(tf.math.real(operand)), cumsum(tf.math.imag(operand)))
-  return tf.cast(
-    cumsum(tf.cast(operand, _COMPUTED_IN.get(operand.dtype, operand.dtype))), operand.dtype
-  )
+  # TF 2.21: XLA has no Cumsum of unsigned integers; signed ones wrap to the same bits.
+  return tf.cast(cumsum(as_signed(operand)), operand.dtype)
 
 
-@lowers(P.cumprod_p)
-@any_dtype
+@lowers(P.cumprod_p, lacks=_LACKS)
 def _cumprod(ctx: RuleContext, operand: tf.Tensor, *, axis: int, reverse: bool) -> tf.Tensor:
   """operand f32[b,n] -> f32[b,n]."""
   if operand.dtype.is_complex:  # TF 2.21: XLA has no Cumprod of complex numbers
     return _doubled(lax.mul, ctx, operand, axis=axis, reverse=reverse)
-  wide = tf.cast(operand, _COMPUTED_IN.get(operand.dtype, operand.dtype))
-  return tf.cast(tf.math.cumprod(wide, axis, reverse=reverse), operand.dtype)
+  product = tf.math.cumprod(as_signed(operand), axis, reverse=reverse)  # as in _cumsum
+  return tf.cast(product, operand.dtype)
 
 
 def _doubled(

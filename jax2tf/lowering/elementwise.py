@@ -14,23 +14,14 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
+from jax2tf.dtypes import HALF, NARROW, UNSIGNED, WIDER
 from jax2tf.lowering._as_written import apart, as_written
-from jax2tf.lowering._common import (
-  HALF,
-  NARROW,
-  UNSIGNED,
-  WIDER,
-  cast,
-  is_known,
-  scalar,
-  where,
-  widened,
-)
+from jax2tf.lowering._common import cast, float_bits, is_known, scalar, where, widened
 from jax2tf.lowering._kernels import negative, subtract
 from jax2tf.registry import lower_directly, lowers
 
 _add = as_written(tf.add)
-_multiply = widened(as_written(tf.multiply), *NARROW)
+_multiply = widened(as_written(tf.multiply))
 # Grappler rewrites exp(x) - 1 to expm1(x)
 _subtract = as_written(lambda x, y: subtract(apart(x, "Exp"), y))
 
@@ -74,6 +65,7 @@ _TABLE = {
   P.add_p: _add,
   P.add_jaxvals_p: _add,
   P.sub_p: _subtract,
+  P.neg_p: negative,
   P.square_p: _square,
   P.sqrt_p: tf.sqrt,
   P.rsqrt_p: tf.math.rsqrt,
@@ -103,11 +95,12 @@ _TABLE = {
   P.imag_p: tf.math.imag,
   P.complex_p: tf.complex,
 }
+# TF 2.21: no kernel of Less and similar ops for bool.
+_UNORDERED = (*NARROW, tf.bool)
 _ORDER = {P.ge_p: tf.greater_equal, P.gt_p: tf.greater, P.le_p: tf.less_equal, P.lt_p: tf.less}
 
-lower_directly({primitive: widened(op, *NARROW) for primitive, op in _TABLE.items()})
-# TF 2.21: no kernel of Less and similar ops for bool.
-lower_directly({primitive: widened(op, *NARROW, tf.bool) for primitive, op in _ORDER.items()})
+lower_directly(_TABLE, lacks=NARROW)
+lower_directly(_ORDER, lacks=_UNORDERED)
 
 
 @lowers(P.mul_p)
@@ -117,50 +110,34 @@ def _mul(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor, *, out_dtype: Any = None)
   return _multiply(tf.cast(x, ctx.dtype_out), tf.cast(y, ctx.dtype_out))
 
 
-@lowers(P.neg_p)
-def _neg(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
-  """x u32[...] -> u32[...], modulo 2**32."""
-  return widened(negative, *NARROW)(x)
-
-
-@lowers(P.sign_p)
+@lowers(P.sign_p, lacks=NARROW)
 def _sign(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...]: -1, 0, 1 or NaN; x / |x| for complex."""
-
-  def sign(x: tf.Tensor) -> tf.Tensor:
-    if x.dtype.is_complex:  # TF 2.21: the kernel squares both parts, which overflows and underflows
-      size = tf.abs(x)
-      parts = (tf.math.divide_no_nan(part, size) for part in (tf.math.real(x), tf.math.imag(x)))
-      return tf.complex(*parts)
-    # TF 2.21: no unsigned kernel for Sign
-    return tf.minimum(x, scalar(1, x)) if x.dtype in UNSIGNED else tf.sign(x)
-
-  return widened(sign, *NARROW)(x)
+  if x.dtype.is_complex:  # TF 2.21: the kernel squares both parts, which overflows and underflows
+    size = tf.abs(x)
+    parts = (tf.math.divide_no_nan(part, size) for part in (tf.math.real(x), tf.math.imag(x)))
+    return tf.complex(*parts)
+  # TF 2.21: no unsigned kernel for Sign
+  return tf.minimum(x, scalar(1, x)) if x.dtype in UNSIGNED else tf.sign(x)
 
 
-@lowers(P.round_p)
+@lowers(P.round_p, lacks=NARROW)
 def _round(ctx: RuleContext, x: tf.Tensor, *, rounding_method: Any) -> tf.Tensor:
   """x f32[...] -> f32[...]; halves to even, or away from zero."""
-  to_even = widened(tf.round, *NARROW)
+  nearest = tf.round(x)
   if rounding_method.name == "TO_NEAREST_EVEN":
-    return to_even(x)
-
-  def away_from_zero(x: tf.Tensor) -> tf.Tensor:
-    nearest = tf.round(x)
-    return where(
-      tf.equal(tf.abs(x - nearest), scalar(0.5, x)), x + tf.sign(x) * scalar(0.5, x), nearest
-    )
-
-  return widened(away_from_zero, *NARROW)(x)
+    return nearest
+  half = scalar(0.5, x)
+  return where(tf.equal(tf.abs(x - nearest), half), x + tf.sign(x) * half, nearest)
 
 
-@lowers(P.exp2_p)
+@lowers(P.exp2_p, lacks=NARROW)
 def _exp2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], exp(x log 2) as JAX has it."""
-  return widened(lambda x: tf.exp(x * scalar(math.log(2), x)), *NARROW)(x)
+  return tf.exp(x * scalar(math.log(2), x))
 
 
-@lowers(_jax_compat.optional_primitive("log2_p"))  # JAX 0.12
+@lowers(_jax_compat.optional_primitive("log2_p"), lacks=NARROW)  # JAX 0.12
 def _log2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], log(x) / log 2."""
   if x.dtype.is_complex:  # part by part: an infinite part must not meet a zero
@@ -168,10 +145,10 @@ def _log2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
     return tf.complex(
       *(part * scalar(1 / math.log(2), part) for part in (tf.math.real(log), tf.math.imag(log)))
     )
-  return widened(lambda x: _log(x) * scalar(1 / math.log(2), x), *NARROW)(x)
+  return _log(x) * scalar(1 / math.log(2), x)
 
 
-@lowers(P.log1p_p)
+@lowers(P.log1p_p, lacks=NARROW)
 def _log1p(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], log(1 + x) without cancellation."""
   # TF 2.21: the complex kernel loses the real part of small imaginary x, and is NaN at -1
@@ -182,7 +159,7 @@ def _log1p(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
     return tf.complex(
       where(tf.abs(x) < scalar(2, re), near, far), tf.atan2(im, _add(re, scalar(1, re)))
     )
-  return widened(tf.math.log1p, *NARROW)(x)
+  return tf.math.log1p(x)
 
 
 def _distance_from_circle(re: tf.Tensor, im: tf.Tensor) -> tf.Tensor:
@@ -228,13 +205,13 @@ def _cbrt(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   return tf.cast(where(root > scalar(0, root), tf.sign(wide) * root, wide), x.dtype)
 
 
-@lowers(P.atan2_p)
+@lowers(P.atan2_p, lacks=NARROW)
 def _atan2(ctx: RuleContext, y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """y, x f32[...] -> f32[...], the angle of x + iy; for complex its analytic continuation."""
   if y.dtype.is_complex:
     i = scalar(1j, y)
     return -i * tf.math.log((x + i * y) / tf.sqrt(x * x + y * y))
-  return widened(tf.atan2, *NARROW)(y, x)
+  return tf.atan2(y, x)
 
 
 @lowers(P.conj_p)
@@ -261,8 +238,8 @@ def _pow(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     if x.shape.rank == len(ctx.aval_out.shape) and is_known(
       functools.partial(operator.eq, power), y
     ):
-      return widened(functools.partial(_root, root), *NARROW)(x)
-  return widened(tf.pow, *NARROW)(x, y)
+      return widened(functools.partial(_root, root))(x)
+  return widened(tf.pow)(x, y)
 
 
 def _root(root: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
@@ -283,14 +260,14 @@ def _integer_pow(ctx: RuleContext, x: tf.Tensor, *, y: int) -> tf.Tensor:
       result = power if result is None else _multiply(result, power)
     rest >>= 1
     if rest:
-      power = widened(tf.square, *NARROW)(power)
-  return widened(tf.math.reciprocal, *NARROW)(result) if y < 0 else result
+      power = widened(tf.square)(power)
+  return widened(tf.math.reciprocal)(result) if y < 0 else result
 
 
-@lowers(_jax_compat.optional_primitive("one_minus_square_p"))  # JAX 0.12
+@lowers(_jax_compat.optional_primitive("one_minus_square_p"), lacks=NARROW)  # JAX 0.12
 def _one_minus_square(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], (1 + x)(1 - x), exact near 1."""
-  return widened(lambda x: (scalar(1, x) + x) * (scalar(1, x) - x), *NARROW)(x)
+  return (scalar(1, x) + x) * (scalar(1, x) - x)
 
 
 @lowers(_jax_compat.optional_primitive("polynomial_p"))  # JAX 0.12
@@ -298,14 +275,14 @@ def _polynomial(
   ctx: RuleContext, x: tf.Tensor, *coefficients: tf.Tensor, unroll: int | None = None
 ) -> tf.Tensor:
   """x f32[...], coefficients f32[...] from the constant term up -> f32[...], by Horner's rule."""
-  add = widened(tf.add, *NARROW)
+  add = widened(tf.add)
   *lower, result = coefficients
   for coefficient in reversed(lower):
     result = add(_multiply(result, x), coefficient)
   return result if len(coefficients) > 1 else tf.broadcast_to(result, ctx.shape(ctx.aval_out.shape))
 
 
-@lowers(P.max_p)
+@lowers(P.max_p, lacks=NARROW)
 def _max(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool
   is `or`."""
@@ -316,10 +293,10 @@ def _max(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   x, y = _constant_last(x, y)
   # TF 2.21: of max(min(x, 6), 0) the TFLite converter makes Relu6, which has no kernel for
   # integers; not with the 0 first.
-  return widened(tf.maximum, *NARROW)(*((y, x) if x.dtype.is_integer else (x, y)))
+  return tf.maximum(y, x) if x.dtype.is_integer else tf.maximum(x, y)
 
 
-@lowers(P.min_p)
+@lowers(P.min_p, lacks=NARROW)
 def _min(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool
   is `and`."""
@@ -327,15 +304,15 @@ def _min(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.logical_and(x, y)
   if x.dtype.is_complex:
     return where(_complex_greater(y, x), x, y)
-  return widened(tf.minimum, *NARROW)(*_constant_last(x, y))
+  return tf.minimum(*_constant_last(x, y))
 
 
-@lowers(P.clamp_p)
+@lowers(P.clamp_p, lacks=NARROW)
 def _clamp(ctx: RuleContext, low: tf.Tensor, x: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
   """low, x, high f32[...] -> f32[...], min(max(x, low), high); bounds may be scalars."""
   if x.dtype == tf.bool or x.dtype.is_complex:
     return _min(ctx, _max(ctx, x, low), high)
-  return widened(lambda x, low, high: tf.minimum(tf.maximum(x, low), high), *NARROW)(x, low, high)
+  return tf.minimum(tf.maximum(x, low), high)
 
 
 def _constant_last(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -348,25 +325,22 @@ def _complex_greater(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return where(tf.equal(real_x, real_y), tf.math.imag(x) > tf.math.imag(y), real_x > real_y)
 
 
-@lowers(P.select_n_p)
+@lowers(P.select_n_p, lacks=NARROW)
 def _select_n(ctx: RuleContext, which: tf.Tensor, *cases: tf.Tensor) -> tf.Tensor:
   """which bool[...] or i32[...], a scalar or of the shape of the cases -> cases[which], element by
   element.
 
   An index out of range selects the nearest case, as XLA's decision tree does.
   """
-  select = widened(where, *NARROW)
   if which.dtype == tf.bool:
-    return select(which, cases[1], cases[0]) if len(cases) == 2 else cases[0]
-  if which.dtype in NARROW:
-    which = tf.cast(which, tf.int8)
+    return where(which, cases[1], cases[0]) if len(cases) == 2 else cases[0]
 
   def among(first: int, cases: tuple[tf.Tensor, ...]) -> tf.Tensor:
     if len(cases) == 1:
       return cases[0]
     middle = len(cases) // 2
     lower, upper = among(first, cases[:middle]), among(first + middle, cases[middle:])
-    return select(which < scalar(first + middle, which), lower, upper)
+    return where(which < scalar(first + middle, which), lower, upper)
 
   return among(0, cases)
 
@@ -378,21 +352,21 @@ def _total_order(compare: Any) -> Any:
     """x, y f32[...] -> bool[...]."""
     if x.dtype.is_complex:
       ctx.refuse("total order of complex numbers", "compare real and imaginary parts")
-    return widened(lambda x, y: compare(_ordinal(x), _ordinal(y)), *NARROW, tf.bool)(x, y)
+    return compare(_ordinal(x), _ordinal(y))
 
   return rule
 
 
-lowers(P.eq_to_p)(_total_order(tf.equal))
-lowers(P.le_to_p)(_total_order(tf.less_equal))
-lowers(P.lt_to_p)(_total_order(tf.less))
+lowers(P.eq_to_p, lacks=_UNORDERED)(_total_order(tf.equal))
+lowers(P.le_to_p, lacks=_UNORDERED)(_total_order(tf.less_equal))
+lowers(P.lt_to_p, lacks=_UNORDERED)(_total_order(tf.less))
 
 
 def _ordinal(x: tf.Tensor) -> tf.Tensor:
   """Integers in the order of the floats `x`, adjacent for adjacent floats, -1 for -0.0."""
   if not x.dtype.is_floating:
     return x
-  bits = tf.bitcast(x, {2: tf.int16, 4: tf.int32, 8: tf.int64}[x.dtype.size])
+  bits = float_bits(x)
   return where(
     bits < scalar(0, bits), tf.bitwise.bitwise_xor(bits, scalar(bits.dtype.max, bits)), bits
   )

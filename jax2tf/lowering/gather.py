@@ -14,9 +14,10 @@ from jax import lax
 
 from jax2tf._jax_compat.shape_poly import is_symbolic_dim
 from jax2tf.context import RuleContext
+from jax2tf.dtypes import NARROW
 from jax2tf.lowering._common import where
 from jax2tf.lowering._indexing import Windows
-from jax2tf.lowering._movement import any_dtype, broadcast, sliced, transposed
+from jax2tf.lowering._movement import broadcast, sliced, transposed
 from jax2tf.registry import lowers
 
 # An axis of the gathered windows: ("batch", dimension of the indices) or ("window", dimension of
@@ -24,8 +25,7 @@ from jax2tf.registry import lowers
 _Axis = tuple[str, int]
 
 
-@lowers(P.gather_p)
-@any_dtype
+@lowers(P.gather_p, lacks=NARROW)
 def _gather(
   ctx: RuleContext,
   operand: tf.Tensor,

@@ -3,7 +3,6 @@ defines."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import jax.extend.core.primitives as P
@@ -11,10 +10,9 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
+from jax2tf.dtypes import HALF, NARROW
 from jax2tf.lowering._as_written import as_written
 from jax2tf.lowering._common import (
-  HALF,
-  NARROW,
   as_signed,
   as_unsigned,
   bit_width,
@@ -33,10 +31,10 @@ _REMAINDER_KERNELS = (tf.int32, tf.int64, tf.float32, tf.float64)
 _divide = as_written(tf.math.divide)
 
 
-@lowers(P.div_p)
+@lowers(P.div_p, lacks=NARROW)
 def _div(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; integers truncate, and x / 0 is -1 (all ones for unsigned)."""
-  return widened(_truncate_div if x.dtype.is_integer else _divide, *NARROW)(x, y)
+  return _truncate_div(x, y) if x.dtype.is_integer else _divide(x, y)
 
 
 def _truncate_div(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -47,13 +45,10 @@ def _truncate_div(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return where(by_zero, scalar(-1 if y.dtype.min else y.dtype.max, y), quotient)
 
 
-@lowers(P.rem_p)
+@lowers(P.rem_p, lacks=(*NARROW, *HALF))  # TF 2.21: no half TruncateMod on CPU
 def _rem(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...] with the sign of x; for integers x rem 0 is x."""
-  if x.dtype.is_floating:
-    # TF 2.21: no half-precision kernel for TruncateMod on CPU.
-    return widened(_truncate_mod, *NARROW, *HALF)(x, y)
-  return widened(_integer_rem, *NARROW)(x, y)
+  return _truncate_mod(x, y) if x.dtype.is_floating else _integer_rem(x, y)
 
 
 def _integer_rem(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -102,18 +97,16 @@ def _logic(
 ) -> Callable[..., tf.Tensor]:
   def rule(ctx: RuleContext, *operands: tf.Tensor) -> tf.Tensor:
     """bool[...] or i32[...], logical or bit by bit."""
-    return (
-      on_bools(*operands) if operands[0].dtype == tf.bool else widened(on_bits, *NARROW)(*operands)
-    )
+    return (on_bools if operands[0].dtype == tf.bool else on_bits)(*operands)
 
   return rule
 
 
-lowers(P.and_p)(_logic(tf.logical_and, tf.bitwise.bitwise_and))
-lowers(P.or_p)(_logic(tf.logical_or, tf.bitwise.bitwise_or))
-lowers(P.xor_p)(_logic(tf.not_equal, tf.bitwise.bitwise_xor))
+lowers(P.and_p, lacks=NARROW)(_logic(tf.logical_and, tf.bitwise.bitwise_and))
+lowers(P.or_p, lacks=NARROW)(_logic(tf.logical_or, tf.bitwise.bitwise_or))
+lowers(P.xor_p, lacks=NARROW)(_logic(tf.not_equal, tf.bitwise.bitwise_xor))
 # Not LogicalNot: TF 2.21's Grappler rewrites not (x > 0) as x <= 0, which differs for NaN.
-lowers(P.not_p)(_logic(lambda x: tf.equal(x, tf.constant(False)), tf.bitwise.invert))
+lowers(P.not_p, lacks=NARROW)(_logic(lambda x: tf.equal(x, tf.constant(False)), tf.bitwise.invert))
 
 
 def _in_range(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor | None:
@@ -132,10 +125,10 @@ def _shift_or_zero(shift: Callable[..., tf.Tensor], x: tf.Tensor, count: tf.Tens
   return shifted if in_range is None else where(in_range, shifted, scalar(0, x))
 
 
-@lowers(P.shift_left_p)
+@lowers(P.shift_left_p, lacks=NARROW)
 def _shift_left(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
   """x, count i32[...] -> i32[...]; 0 for counts beyond the width."""
-  return widened(functools.partial(_shift_or_zero, tf.bitwise.left_shift), *NARROW)(x, count)
+  return _shift_or_zero(tf.bitwise.left_shift, x, count)
 
 
 @lowers(P.shift_right_logical_p)
@@ -153,7 +146,7 @@ def _shift_right_arithmetic(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) ->
     last = scalar(bit_width(x.dtype) - 1, count)
     return tf.bitwise.right_shift(x, count if in_range is None else where(in_range, count, last))
 
-  return cast(widened(shift, *NARROW)(as_signed(x), as_signed(count)), x.dtype)
+  return cast(widened(shift)(as_signed(x), as_signed(count)), x.dtype)
 
 
 @lowers(P.population_count_p)
@@ -179,5 +172,5 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
   int4."""
   if x.dtype in NARROW:
     bits = tf.cast(x, tf.uint8)
-    return tf.bitwise.bitwise_and(bits, scalar(15, bits))
+    return tf.bitwise.bitwise_and(bits, scalar(2 ** bit_width(x.dtype) - 1, bits))
   return as_unsigned(x)

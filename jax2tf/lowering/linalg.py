@@ -18,7 +18,7 @@ from jax.extend.core import primitives as P
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import HALF
+from jax2tf.dtypes import HALF
 from jax2tf.lowering._matrices import (
   BLOCK,
   all_finite,
@@ -55,7 +55,7 @@ def _split(items: Any, lengths: list[int]) -> list[Any]:
   return [items[i:j] for i, j in zip(starts, [*starts[1:], None], strict=True)]
 
 
-@lowers(P.triangular_solve_p)
+@lowers(P.triangular_solve_p, lacks=HALF)  # TF 2.21: no MatrixTriangularSolve for 16 bits
 def _triangular_solve(
   ctx: RuleContext,
   a: tf.Tensor,
@@ -80,8 +80,6 @@ def _triangular_solve(
   ctx.refuse_under_dtensor(
     "DTensor has no layout for triangular systems", "convert without dtensor_mesh"
   )
-  if a.dtype in HALF:  # TF 2.21: no MatrixTriangularSolve for 16 bits
-    a, b = tf.cast(a, tf.float32), tf.cast(b, tf.float32)
   if not left_side:  # the transposed system
     transpose_a, b = not transpose_a, tf.linalg.matrix_transpose(b)
     shape_b = (*shape_b[:-2], shape_b[-1], shape_b[-2])

@@ -6,24 +6,22 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import tensorflow as tf
 from jax import lax
 
 from jax2tf.context import RuleContext
+from jax2tf.dtypes import NARROW
 from jax2tf.errors import ACROSS_DEVICES
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.lowering._as_written import apart, extrema_apart
-from jax2tf.lowering._common import NARROW, WIDER
-from jax2tf.lowering._movement import any_dtype, as_three, is_one
+from jax2tf.lowering._movement import as_three, is_one
 from jax2tf.lowering._reducers import binary_primitive, combine_by, reduced
 from jax2tf.registry import lowers
 
 
-@lowers(P.reduce_sum_p)
-@any_dtype
+@lowers(P.reduce_sum_p, lacks=NARROW)
 def _reduce_sum(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]."""
   if all(is_one(ctx.avals_in[0].shape[axis]) for axis in axes):
@@ -40,15 +38,13 @@ def _sum(operand: tf.Tensor, axes: list[int]) -> tf.Tensor:
   return tf.cast(tf.reduce_sum(tf.cast(operand, tf.float32), axes), tf.float16)
 
 
-@lowers(P.reduce_prod_p)
-@any_dtype
+@lowers(P.reduce_prod_p, lacks=NARROW)
 def _reduce_prod(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]."""
   return tf.reduce_prod(operand, list(axes))
 
 
-@lowers(P.reduce_max_p)
-@any_dtype
+@lowers(P.reduce_max_p, lacks=NARROW)
 def _reduce_max(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]; NaN wins, but not under jit_compile: TF's XLA compiles reductions
   with fast min and max."""
@@ -59,8 +55,7 @@ def _reduce_max(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
   return tf.reduce_max(extrema_apart(operand), list(axes))
 
 
-@lowers(P.reduce_min_p)
-@any_dtype
+@lowers(P.reduce_min_p, lacks=NARROW)
 def _reduce_min(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]; NaN wins, as in reduce_max."""
   if operand.dtype == tf.bool:
@@ -70,8 +65,7 @@ def _reduce_min(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
   return tf.reduce_min(extrema_apart(operand), list(axes))
 
 
-@lowers(P.reduce_and_p)
-@any_dtype
+@lowers(P.reduce_and_p, lacks=NARROW)
 def _reduce_and(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand bool[b,n] -> bool[b]; of integers, bit by bit."""
   return (
@@ -81,8 +75,7 @@ def _reduce_and(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
   )
 
 
-@lowers(P.reduce_or_p)
-@any_dtype
+@lowers(P.reduce_or_p, lacks=NARROW)
 def _reduce_or(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand bool[b,n] -> bool[b]; of integers, bit by bit."""
   return (
@@ -92,8 +85,7 @@ def _reduce_or(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> 
   )
 
 
-@lowers(P.reduce_xor_p)
-@any_dtype
+@lowers(P.reduce_xor_p, lacks=NARROW)
 def _reduce_xor(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand bool[b,n] -> bool[b], true where an odd number is true; of integers, bit by bit."""
   if operand.dtype != tf.bool:
@@ -103,19 +95,19 @@ def _reduce_xor(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
   return tf.cast(odd, tf.bool)
 
 
-@lowers(P.psum_p)
+@lowers(P.psum_p, lacks=NARROW)
 def _psum(ctx: RuleContext, operand: tf.Tensor, **axes: Any) -> tf.Tensor:
   """operand f32[b,n], axes (0,) -> f32[n], under `vmap(..., axis_name=...)`."""
   return _reduce_sum(ctx, operand, axes=_mapped_axes(ctx, **axes))
 
 
-@lowers(P.pmax_p)
+@lowers(P.pmax_p, lacks=NARROW)
 def _pmax(ctx: RuleContext, operand: tf.Tensor, **axes: Any) -> tf.Tensor:
   """operand f32[b,n], axes (0,) -> f32[n], under `vmap(..., axis_name=...)`."""
   return _reduce_max(ctx, operand, axes=_mapped_axes(ctx, **axes))
 
 
-@lowers(P.pmin_p)
+@lowers(P.pmin_p, lacks=NARROW)
 def _pmin(ctx: RuleContext, operand: tf.Tensor, **axes: Any) -> tf.Tensor:
   """operand f32[b,n], axes (0,) -> f32[n], under `vmap(..., axis_name=...)`."""
   return _reduce_min(ctx, operand, axes=_mapped_axes(ctx, **axes))
@@ -128,7 +120,7 @@ def _mapped_axes(ctx: RuleContext, *, axes: Sequence[Any], axis_index_groups: An
   return axes
 
 
-@lowers(P.argmax_p)
+@lowers(P.argmax_p, lacks=(*NARROW, tf.bool))
 def _argmax(
   ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int], index_dtype: Any
 ) -> tf.Tensor:
@@ -136,7 +128,7 @@ def _argmax(
   return _position(ctx, tf.argmax, operand, axes)
 
 
-@lowers(P.argmin_p)
+@lowers(P.argmin_p, lacks=(*NARROW, tf.bool))
 def _argmin(
   ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int], index_dtype: Any
 ) -> tf.Tensor:
@@ -151,8 +143,6 @@ def _position(
   sizes = ctx.avals_in[0].shape
   if len(sizes) > 7:  # TF 2.21: ArgMax takes at most 7 dimensions
     operand, axis = as_three(ctx, operand, sizes, axis), 1
-  if operand.dtype in (tf.bool, *NARROW):
-    operand = tf.cast(operand, WIDER[operand.dtype])
   index_dtype = ctx.dtype_out if ctx.dtype_out in (tf.int32, tf.int64) else tf.int64
   if operand.dtype.is_integer:
     operand = apart(operand, "Neg", "Sign")  # Grappler would look for the extremum of their operand
@@ -206,12 +196,8 @@ def _reduce(
 def _reduced_by(
   ctx: RuleContext, combine: Callable[..., Any], operand: tf.Tensor, axes: Sequence[int]
 ) -> tf.Tensor:
-  """A reduction that TensorFlow has only between two tensors; `operand` need not have the dtype of
-  its aval."""
-  aval = jax.ShapeDtypeStruct(ctx.avals_in[0].shape, operand.dtype.as_numpy_dtype)
-  return ctx.lower_fun(
-    functools.partial(_reduce_by_monoid, combine, tuple(axes)), operand, avals=[aval]
-  )
+  """A reduction that TensorFlow has only between two tensors."""
+  return ctx.lower_fun(functools.partial(_reduce_by_monoid, combine, tuple(axes)), operand)
 
 
 def _reduce_by_monoid(combine: Callable[..., Any], axes: tuple[int, ...], x: Any) -> Any:

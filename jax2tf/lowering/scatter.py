@@ -17,11 +17,12 @@ from jax.extend.core import jaxpr_as_fun
 
 from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.context import RuleContext
+from jax2tf.dtypes import NARROW
 from jax2tf.jaxprs import ClosedJaxpr, closed
 from jax2tf.lowering._common import where
 from jax2tf.lowering._indexing import Windows, wide
 from jax2tf.lowering._kernels import stacked
-from jax2tf.lowering._movement import any_dtype, is_one, transposed
+from jax2tf.lowering._movement import is_one, transposed
 from jax2tf.registry import lowers
 
 # (ctx, operand f32[*sizes], rows i32[*batch,c], updates f32[*batch,*sizes[c:]], sizes, policy for
@@ -81,8 +82,7 @@ def _scatter(
   )
 
 
-@lowers(P.dynamic_update_slice_p)
-@any_dtype
+@lowers(P.dynamic_update_slice_p, lacks=NARROW)
 def _dynamic_update_slice(
   ctx: RuleContext, operand: tf.Tensor, update: tf.Tensor, *start_indices: tf.Tensor
 ) -> tf.Tensor:
@@ -289,4 +289,4 @@ for _primitive, _combine in {
   P.scatter_min_p: _minimum,
   P.scatter_max_p: _maximum,
 }.items():
-  lowers(_primitive)(any_dtype(functools.partial(_scatter, combine=_combine)))
+  lowers(_primitive, lacks=NARROW)(functools.partial(_scatter, combine=_combine))

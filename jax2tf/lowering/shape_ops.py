@@ -14,10 +14,10 @@ from jax.core import max_dim
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
+from jax2tf.dtypes import NARROW
 from jax2tf.lowering._common import cast, is_known
 from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._movement import (
-  any_dtype,
   as_three,
   broadcast,
   is_zero,
@@ -30,8 +30,7 @@ from jax2tf.lowering._movement import (
 from jax2tf.registry import lowers
 
 
-@lowers(P.reshape_p)
-@any_dtype
+@lowers(P.reshape_p, lacks=NARROW)
 def _reshape(
   ctx: RuleContext,
   operand: tf.Tensor,
@@ -45,8 +44,7 @@ def _reshape(
   return ctx.reshape(operand, new_sizes)
 
 
-@lowers(P.broadcast_in_dim_p)
-@any_dtype
+@lowers(P.broadcast_in_dim_p, lacks=NARROW)
 def _broadcast_in_dim(
   ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any], broadcast_dimensions: Sequence[int]
 ) -> tf.Tensor:
@@ -63,8 +61,7 @@ def _broadcast_in_dim(
   return broadcast(ctx, operand, aligned, shape)
 
 
-@lowers(_jax_compat.broadcast_to_p)
-@any_dtype
+@lowers(_jax_compat.broadcast_to_p, lacks=NARROW)
 def _broadcast_to(ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any]) -> tf.Tensor:
   """operand f32[1,n] -> f32[*shape], as NumPy broadcasts."""
   sizes = ctx.avals_in[0].shape
@@ -72,8 +69,7 @@ def _broadcast_to(ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any])
   return broadcast(ctx, ctx.reshape(operand, aligned), aligned, shape)
 
 
-@lowers(P.transpose_p)
-@any_dtype
+@lowers(P.transpose_p, lacks=NARROW)
 def _transpose(ctx: RuleContext, operand: tf.Tensor, *, permutation: Sequence[int]) -> tf.Tensor:
   """operand f32[a,b], permutation (1,0) -> f32[b,a]."""
   sizes = ctx.avals_in[0].shape
@@ -82,22 +78,19 @@ def _transpose(ctx: RuleContext, operand: tf.Tensor, *, permutation: Sequence[in
   return transposed(operand, permutation)
 
 
-@lowers(P.squeeze_p)
-@any_dtype
+@lowers(P.squeeze_p, lacks=NARROW)
 def _squeeze(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> tf.Tensor:
   """operand f32[a,1,b], dimensions (1,) -> f32[a,b]."""
   return tf.squeeze(operand, dimensions) if dimensions else operand
 
 
-@lowers(P.concatenate_p)
-@any_dtype
+@lowers(P.concatenate_p, lacks=NARROW)
 def _concatenate(ctx: RuleContext, *operands: tf.Tensor, dimension: int) -> tf.Tensor:
   """operands f32[a,n], f32[b,n], dimension 0 -> f32[a+b,n]."""
   return tf.concat(operands, dimension) if len(operands) > 1 else operands[0]
 
 
-@lowers(P.rev_p)
-@any_dtype
+@lowers(P.rev_p, lacks=NARROW)
 def _rev(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> tf.Tensor:
   """operand f32[a,b] -> f32[a,b], backwards along `dimensions`."""
   sizes = ctx.avals_in[0].shape
@@ -109,8 +102,7 @@ def _rev(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> 
   return ctx.reshape(operand, sizes)
 
 
-@lowers(lax.split_p)
-@any_dtype
+@lowers(lax.split_p, lacks=NARROW)
 def _split(
   ctx: RuleContext, operand: tf.Tensor, *, sizes: Sequence[Any], axis: int
 ) -> list[tf.Tensor]:
@@ -121,28 +113,25 @@ def _split(
   return tf.split(operand, len(sizes) if equal else ctx.shape(sizes), axis, num=len(sizes))
 
 
-@lowers(_jax_compat.optional_primitive("stack_p", lax))
-@any_dtype
+@lowers(_jax_compat.optional_primitive("stack_p", lax), lacks=NARROW)
 def _stack(ctx: RuleContext, *operands: tf.Tensor, axis: int) -> tf.Tensor:
   """operands f32[n], f32[n], axis 0 -> f32[2,n]."""
   return stacked(operands, axis)
 
 
-@lowers(_jax_compat.optional_primitive("unstack_p", lax))
-@any_dtype
+@lowers(_jax_compat.optional_primitive("unstack_p", lax), lacks=NARROW)
 def _unstack(ctx: RuleContext, operand: tf.Tensor, *, axis: int) -> list[tf.Tensor]:
   """operand f32[2,n], axis 0 -> f32[n], f32[n]."""
   return tf.unstack(operand, len(ctx.avals_out), axis) if ctx.avals_out else []
 
 
-@lowers(_jax_compat.optional_primitive("tile_p", lax))
-@any_dtype
+@lowers(_jax_compat.optional_primitive("tile_p", lax), lacks=NARROW)
 def _tile(ctx: RuleContext, operand: tf.Tensor, *, reps: Sequence[Any]) -> tf.Tensor:
   """operand f32[a,b], reps (2,3) -> f32[2*a,3*b]."""
   return tiled(operand, ctx.shape(reps))
 
 
-@lowers(P.iota_p)
+@lowers(P.iota_p, lacks=NARROW)
 def _iota(ctx: RuleContext, *, dtype: Any, shape: Sequence[Any], dimension: int) -> tf.Tensor:
   """-> i32[*shape], counting along `dimension`."""
   counts = cast(tf.range(ctx.dim(shape[dimension])), ctx.dtype_out)
@@ -162,8 +151,7 @@ def _empty2(ctx: RuleContext, *, dtype: Any, memory_space: Any) -> tf.Tensor:
   return tf.zeros([], ctx.dtype_out)
 
 
-@lowers(P.pad_p)
-@any_dtype
+@lowers(P.pad_p, lacks=NARROW)
 def _pad(
   ctx: RuleContext,
   operand: tf.Tensor,

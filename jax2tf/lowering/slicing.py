@@ -9,13 +9,13 @@ import jax.extend.core.primitives as P
 import tensorflow as tf
 
 from jax2tf.context import RuleContext
+from jax2tf.dtypes import NARROW
 from jax2tf.lowering._indexing import clamped
-from jax2tf.lowering._movement import any_dtype, sliced
+from jax2tf.lowering._movement import sliced
 from jax2tf.registry import lowers
 
 
-@lowers(P.slice_p)
-@any_dtype
+@lowers(P.slice_p, lacks=NARROW)
 def _slice(
   ctx: RuleContext,
   operand: tf.Tensor,
@@ -40,8 +40,7 @@ def _slice(
   )
 
 
-@lowers(P.dynamic_slice_p)
-@any_dtype
+@lowers(P.dynamic_slice_p, lacks=NARROW)
 def _dynamic_slice(
   ctx: RuleContext, operand: tf.Tensor, *start_indices: tf.Tensor, slice_sizes: Sequence[Any]
 ) -> tf.Tensor:

@@ -11,16 +11,16 @@ import tensorflow as tf
 
 from jax2tf import _tf_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import NARROW, WIDER, cast, scalar, where
+from jax2tf.dtypes import NARROW
+from jax2tf.lowering._common import cast, float_bits, scalar, where
 from jax2tf.lowering._kernels import negative
 from jax2tf.registry import lowers
 
-_BITS = {tf.float16: tf.int16, tf.bfloat16: tf.int16, tf.float32: tf.int32, tf.float64: tf.int64}
-# TF 2.21: no TopKV2 of bool and of NARROW on CPU, none of uint16 in XLA.
-_SORTED_AS = {tf.bool: tf.int8, tf.uint16: tf.int32, **{dtype: WIDER[dtype] for dtype in NARROW}}
+# TF 2.21: no TopKV2 of bool on CPU, none of uint16 in XLA.
+_SORTED_AS = {tf.bool: tf.int8, tf.uint16: tf.int32}
 
 
-@lowers(P.top_k_p)
+@lowers(P.top_k_p, lacks=NARROW)
 def _top_k(
   ctx: RuleContext, operand: tf.Tensor, *, k: Any, axis: int | None = None, is_stable: bool = True
 ) -> list[tf.Tensor]:
@@ -42,12 +42,12 @@ def top_k_last(operand: tf.Tensor, k: int | tf.Tensor, rank: int) -> tuple[tf.Te
     values, indices = tf.math.top_k(wide, k)
     return cast(values, operand.dtype), indices
   # TF 2.21: TopKV2 on CPU does not order NaN, and treats both zeros as equal.
-  bits = tf.bitcast(wide, _BITS[wide.dtype])
+  bits = float_bits(wide)
   indices = tf.math.top_k(where(bits < 0, bits ^ bits.dtype.max, bits), k).indices
   return _along_last(operand, indices, rank), indices
 
 
-@lowers(P.approx_top_k_p)
+@lowers(P.approx_top_k_p, lacks=NARROW)
 def _approx_top_k(
   ctx: RuleContext,
   operand: tf.Tensor,
@@ -73,7 +73,7 @@ def _approx_top_k(
   return [_swapped(values, axis, rank), _swapped(indices, axis, rank)]
 
 
-@lowers(P.sort_p)
+@lowers(P.sort_p, lacks=NARROW)
 def _sort(
   ctx: RuleContext, *operands: tf.Tensor, dimension: int, is_stable: bool, num_keys: int
 ) -> list[tf.Tensor]:
@@ -106,7 +106,7 @@ def _descending_keys(operand: tf.Tensor) -> list[tf.Tensor]:
   operand = cast(operand, _SORTED_AS.get(operand.dtype, operand.dtype))
   if not operand.dtype.is_floating:
     return [tf.bitwise.invert(operand)]
-  bits = tf.bitcast(operand, _BITS[operand.dtype])
+  bits = float_bits(operand)
   # bits are sign and magnitude, so both zeros become 0
   descending = where(bits < 0, bits ^ bits.dtype.min, negative(bits))
   return [where(tf.not_equal(operand, operand), scalar(bits.dtype.min, bits), descending)]
@@ -123,8 +123,6 @@ def _order(keys: Sequence[tf.Tensor], size: int | tf.Tensor, rank: int) -> tf.Te
 
 def _along_last(x: tf.Tensor, indices: tf.Tensor, rank: int) -> tf.Tensor:
   """x f32[b,n], indices i32[b,k] -> f32[b,k]."""
-  if x.dtype in NARROW:  # TF 2.21: no Gather of these on CPU
-    return cast(_along_last(cast(x, WIDER[x.dtype]), indices, rank), x.dtype)
   return tf.gather(x, indices, axis=rank - 1, batch_dims=rank - 1)
 
 
@@ -132,8 +130,4 @@ def _swapped(x: tf.Tensor, axis: int, rank: int) -> tf.Tensor:
   """`x` with `axis` in the place of the last axis and the other way round."""
   permutation = list(range(rank))
   permutation[axis], permutation[-1] = permutation[-1], permutation[axis]
-  if axis == rank - 1:
-    return x
-  if x.dtype in NARROW:  # TF 2.21: no Transpose of these on CPU
-    return cast(tf.transpose(cast(x, WIDER[x.dtype]), permutation), x.dtype)
-  return tf.transpose(x, permutation)
+  return x if axis == rank - 1 else tf.transpose(x, permutation)

@@ -13,7 +13,8 @@ import tensorflow as tf
 from jax2tf._jax_compat import DIGAMMA_OF_ZERO, IGAMMA_OF_INFINITY, IGAMMAC_OF_INFINITY
 from jax2tf.coefficients import ERF_INV_CENTRE, ERF_INV_TAIL
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import HALF, NARROW, scalar, where, widened
+from jax2tf.dtypes import HALF, NARROW
+from jax2tf.lowering._common import scalar, where
 from jax2tf.registry import lower_directly, lowers
 
 
@@ -22,16 +23,12 @@ def _bessel_i1e(x: tf.Tensor) -> tf.Tensor:
   return where(tf.equal(x, scalar(0, x)), x, tf.math.bessel_i1e(x))
 
 
-# TF 2.21: these have no bfloat16 kernel on CPU, and most have no float16 kernel.
+# TF 2.21: most of these ops have no bfloat16 kernel on CPU, and many no float16 kernel.
+_LACKS = (*NARROW, *HALF)
+
 lower_directly(
-  {
-    primitive: widened(op, *NARROW, *HALF)
-    for primitive, op in {
-      P.bessel_i0e_p: tf.math.bessel_i0e,
-      P.bessel_i1e_p: _bessel_i1e,
-      P.lgamma_p: tf.math.lgamma,
-    }.items()
-  }
+  {P.bessel_i0e_p: tf.math.bessel_i0e, P.bessel_i1e_p: _bessel_i1e, P.lgamma_p: tf.math.lgamma},
+  lacks=_LACKS,
 )
 
 
@@ -49,28 +46,28 @@ def _bernoulli_over_factorial(count: int) -> list[float]:
 _ZETA_COEFFICIENTS = _bernoulli_over_factorial(12)
 
 
-@lowers(P.erf_p)
+@lowers(P.erf_p, lacks=NARROW)
 def _erf(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...]."""
   # TF 2.21: the float64 kernel is NaN at infinity; at 6 it is 1 to the last digit
   if x.dtype == tf.float64:
     x = tf.maximum(tf.minimum(x, scalar(6, x)), scalar(-6, x))
-  return widened(tf.math.erf, *NARROW)(x)
+  return tf.math.erf(x)
 
 
-@lowers(P.erfc_p)
+@lowers(P.erfc_p, lacks=NARROW)
 def _erfc(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], 1 - erf(x) without cancellation."""
-  return widened(tf.math.erfc, *NARROW)(x)
+  return tf.math.erfc(x)
 
 
-@lowers(P.erf_inv_p)
+@lowers(P.erf_inv_p, lacks=_LACKS)
 def _erf_inv(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...]; infinite at 1 and -1, NaN beyond.
 
   TF 2.21: the kernel goes by way of (x + 1) / 2, where small x drown and x near 1 lose a bit.
   """
-  return widened(_erf_inv_64 if x.dtype == tf.float64 else _erf_inv_32, *NARROW, *HALF)(x)
+  return _erf_inv_64(x) if x.dtype == tf.float64 else _erf_inv_32(x)
 
 
 def _erf_inv_32(x: tf.Tensor) -> tf.Tensor:
@@ -106,35 +103,31 @@ def _erf_inv_64(x: tf.Tensor) -> tf.Tensor:
   return where(tf.equal(x, scalar(0, x)), x, where(x < scalar(0, x), -root, root))
 
 
-@lowers(P.digamma_p)
+@lowers(P.digamma_p, lacks=_LACKS)
 def _digamma(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...]; NaN at the poles, in 0 as this JAX has it."""
-  return widened(_digamma_32, *NARROW, *HALF)(x)
+  return _digamma_32(x)
 
 
 def _digamma_32(x: tf.Tensor) -> tf.Tensor:
   return where(tf.equal(x, scalar(0, x)), scalar(DIGAMMA_OF_ZERO, x), tf.math.digamma(x))
 
 
-@lowers(P.polygamma_p)
+@lowers(P.polygamma_p, lacks=_LACKS)
 def _polygamma(ctx: RuleContext, n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """n, x f32[...] -> f32[...], derivative n of digamma at x; NaN unless n is a natural number."""
-
-  def polygamma(n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    zero, one = scalar(0, x), scalar(1, x)
-    is_odd = tf.equal(tf.math.floormod(n, scalar(2, x)), one)
-    value = where(is_odd, one, -one) * tf.exp(tf.math.lgamma(n + one)) * _zeta_32(n + one, x)
-    value = where(tf.equal(n, zero), _digamma_32(x), value)
-    return where(tf.equal(n, tf.floor(n)) & (n >= zero), value, scalar(math.nan, x))
-
-  return widened(polygamma, *NARROW, *HALF)(n, x)
+  zero, one = scalar(0, x), scalar(1, x)
+  is_odd = tf.equal(tf.math.floormod(n, scalar(2, x)), one)
+  value = where(is_odd, one, -one) * tf.exp(tf.math.lgamma(n + one)) * _zeta_32(n + one, x)
+  value = where(tf.equal(n, zero), _digamma_32(x), value)
+  return where(tf.equal(n, tf.floor(n)) & (n >= zero), value, scalar(math.nan, x))
 
 
-@lowers(P.zeta_p)
+@lowers(P.zeta_p, lacks=_LACKS)
 def _zeta(ctx: RuleContext, x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
   """x, q f32[...] -> f32[...], the sum of (q + k)**-x over k >= 0; infinite at x = 1; NaN below, or
   for q <= 0 and broken x."""
-  return widened(_zeta_32, *NARROW, *HALF)(x, q)
+  return _zeta_32(x, q)
 
 
 def _zeta_32(x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
@@ -167,17 +160,13 @@ def _zeta_32(x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
   return where(tf.equal(x, one), inf, value)
 
 
-@lowers(P.igamma_p)
+@lowers(P.igamma_p, lacks=_LACKS)
 def _igamma(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """a, x f32[...] -> f32[...]; for a = 0 it is 1 from x = 1 on, else NaN; NaN for negative
   operands."""
-
-  def igamma(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    zero, one, nan = (scalar(value, x) for value in (0, 1, math.nan))
-    value = where(a > zero, tf.math.igamma(a, x), where(tf.equal(a, zero) & (x >= one), one, nan))
-    return _at_infinity(value, a, x, IGAMMA_OF_INFINITY)
-
-  return widened(igamma, *NARROW, *HALF)(a, x)
+  zero, one, nan = (scalar(value, x) for value in (0, 1, math.nan))
+  value = where(a > zero, tf.math.igamma(a, x), where(tf.equal(a, zero) & (x >= one), one, nan))
+  return _at_infinity(value, a, x, IGAMMA_OF_INFINITY)
 
 
 def _at_infinity(
@@ -191,53 +180,41 @@ def _at_infinity(
   return where(tf.equal(a, inf) & tf.equal(x, inf), of_infinite, value)
 
 
-@lowers(P.igammac_p)
+@lowers(P.igammac_p, lacks=_LACKS)
 def _igammac(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """a, x f32[...] -> f32[...]; for a = 0 it is 0, and NaN at x = 0; NaN for negative operands."""
-
-  def igammac(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    zero, nan = scalar(0, x), scalar(math.nan, x)
-    value = where(a > zero, tf.math.igammac(a, x), where(tf.equal(a, zero) & (x > zero), zero, nan))
-    value = _at_infinity(value, a, x, IGAMMAC_OF_INFINITY)
-    return where(x >= zero, value, nan)  # TF 2.21: 1 for x < 0 when compiled by XLA
-
-  return widened(igammac, *NARROW, *HALF)(a, x)
+  zero, nan = scalar(0, x), scalar(math.nan, x)
+  value = where(a > zero, tf.math.igammac(a, x), where(tf.equal(a, zero) & (x > zero), zero, nan))
+  value = _at_infinity(value, a, x, IGAMMAC_OF_INFINITY)
+  return where(x >= zero, value, nan)  # TF 2.21: 1 for x < 0 when compiled by XLA
 
 
-@lowers(P.igamma_grad_a_p)
+@lowers(P.igamma_grad_a_p, lacks=_LACKS)
 def _igamma_grad_a(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """a, x f32[...] -> f32[...], the derivative of igamma by a; 0 at x = 0 < a, NaN at infinities."""
-
-  def igamma_grad_a(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    zero = scalar(0, x)
-    at_zero = tf.equal(x, zero)
-    defined = tf.math.is_finite(a) & tf.math.is_finite(x) & tf.math.logical_not(at_zero)
-    value = where(defined, tf.raw_ops.IgammaGradA(a=a, x=x), scalar(math.nan, x))
-    return where(at_zero & (a > zero), zero, value)
-
-  return widened(igamma_grad_a, *NARROW, *HALF)(a, x)
+  zero = scalar(0, x)
+  at_zero = tf.equal(x, zero)
+  defined = tf.math.is_finite(a) & tf.math.is_finite(x) & tf.math.logical_not(at_zero)
+  value = where(defined, tf.raw_ops.IgammaGradA(a=a, x=x), scalar(math.nan, x))
+  return where(at_zero & (a > zero), zero, value)
 
 
-@lowers(P.regularized_incomplete_beta_p)
+@lowers(P.regularized_incomplete_beta_p, lacks=_LACKS)
 def _regularized_incomplete_beta(
   ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, x: tf.Tensor
 ) -> tf.Tensor:
   """a, b, x f32[...] -> f32[...]; a step at 0 for a = 0 or b infinite, a step at 1 for b = 0 or a
   infinite, NaN for both."""
-
-  def betainc(a: tf.Tensor, b: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    zero, one, inf, nan = (scalar(value, x) for value in (0, 1, math.inf, math.nan))
-    step_at_0 = tf.equal(a, zero) | tf.equal(b, inf)
-    step_at_1 = tf.equal(b, zero) | tf.equal(a, inf)
-    value = where(step_at_1, where(x < one, zero, one), tf.math.betainc(a, b, x))
-    value = where(step_at_0, where(x > zero, one, zero), value)
-    defined = (
-      (a >= zero)
-      & (b >= zero)
-      & (x >= zero)
-      & (x <= one)
-      & tf.math.logical_not(step_at_0 & step_at_1)
-    )
-    return where(defined, value, nan)
-
-  return widened(betainc, *NARROW, *HALF)(a, b, x)
+  zero, one, inf, nan = (scalar(value, x) for value in (0, 1, math.inf, math.nan))
+  step_at_0 = tf.equal(a, zero) | tf.equal(b, inf)
+  step_at_1 = tf.equal(b, zero) | tf.equal(a, inf)
+  value = where(step_at_1, where(x < one, zero, one), tf.math.betainc(a, b, x))
+  value = where(step_at_0, where(x > zero, one, zero), value)
+  defined = (
+    (a >= zero)
+    & (b >= zero)
+    & (x >= zero)
+    & (x <= one)
+    & tf.math.logical_not(step_at_0 & step_at_1)
+  )
+  return where(defined, value, nan)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import numpy as np
@@ -16,16 +15,16 @@ import tensorflow as tf
 from jax import lax
 
 from jax2tf.context import RuleContext
+from jax2tf.dtypes import NARROW
 from jax2tf.jaxprs import ClosedJaxpr, closed
 from jax2tf.lowering._as_written import extrema_apart
-from jax2tf.lowering._movement import any_dtype, is_zero
+from jax2tf.lowering._movement import is_zero
 from jax2tf.lowering._pooling import Axis, max_pool, mean_pool, sum_pool, whole_axes, window_axes
 from jax2tf.lowering._reducers import Combine, binary_primitive, combine_by
 from jax2tf.registry import lowers
 
 
-@lowers(P.reduce_window_max_p)
-@any_dtype
+@lowers(P.reduce_window_max_p, lacks=NARROW)
 def _reduce_window_max(
   ctx: RuleContext, operand: tf.Tensor, *, plain: bool = False, **geometry: Any
 ) -> tf.Tensor:
@@ -38,8 +37,7 @@ def _reduce_window_max(
   return _by_monoid(ctx, operand, axes, lax.max, -np.inf) if pooled is None else pooled
 
 
-@lowers(P.reduce_window_min_p)
-@any_dtype
+@lowers(P.reduce_window_min_p, lacks=NARROW)
 def _reduce_window_min(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) -> tf.Tensor:
   """operand f32[b,h,w,c] -> f32[b,h',w',c], the minima; what is outside does not count."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
@@ -49,8 +47,7 @@ def _reduce_window_min(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
   return _by_monoid(ctx, operand, axes, lax.min, np.inf) if pooled is None else pooled
 
 
-@lowers(P.reduce_window_sum_p)
-@any_dtype
+@lowers(P.reduce_window_sum_p, lacks=NARROW)
 def _reduce_window_sum(
   ctx: RuleContext, operand: tf.Tensor, *, mean: bool = False, **geometry: Any
 ) -> tf.Tensor:
@@ -84,10 +81,7 @@ def _by_monoid(
   combine: Callable[..., Any],
   fill: float,
 ) -> tf.Tensor:
-  aval = jax.ShapeDtypeStruct(ctx.avals_in[0].shape, operand.dtype.as_numpy_dtype)
-  return ctx.lower_fun(
-    functools.partial(_windows_by_monoid, combine, fill, axes), operand, avals=[aval]
-  )
+  return ctx.lower_fun(functools.partial(_windows_by_monoid, combine, fill, axes), operand)
 
 
 def _windows_by_monoid(

@@ -257,3 +257,33 @@ def test_rules_that_cannot_be_registered() -> None:
     r"sin",
   ):
     jax2tf.lowers(jnp.sin)
+  with pytest.raises(
+    ValueError, match="no wider dtype is known for float64, string: the rule must"
+  ):
+    jax2tf.lowers(p, lacks=(tf.int8, tf.float64, tf.string))
+
+
+def test_a_rule_may_lack_dtypes() -> None:
+  """It sees the next wider dtype that it does not lack, and its results are rounded once."""
+  sum_p = primitive("sum_and_half")
+  sum_p.multiple_results = True
+  sum_p.def_abstract_eval(lambda x, *_: (x, ShapedArray(x.shape, np.dtype("float16"))))
+  seen = []
+
+  @jax2tf.lowers(sum_p, lacks=("int4", "int8", "float8_e5m2"))
+  def _sum(ctx: jax2tf.RuleContext, *operands: tf.Tensor) -> Any:
+    seen.append([*(x.dtype.name for x in operands), *(aval.dtype.name for aval in ctx.avals_in)])
+    seen.append([aval.dtype.name for aval in ctx.avals_out])
+    return [tf.add_n(operands), tf.cast(operands[0], tf.float16)]
+
+  def result(dtype: str, *values: float) -> Any:
+    seen.clear()
+    return jax2tf.convert(sum_p.bind)(*(jnp.full(2, value, dtype) for value in values))[0]
+
+  for dtype, wide in (("int4", "int32"), ("int8", "int32"), ("float8_e5m2", "float32")):
+    total = result(dtype, 7, 6, 6)
+    assert seen == [[wide] * 6, [wide, "float16"]]
+    # In float8, 19 is 20, but (7 + 6) + 6 is 12 + 6 and so 16.
+    np.testing.assert_array_equal(total, np.full(2, jnp.asarray(19).astype(dtype)))
+  result("int16", 7)
+  assert seen == [["int16", "int16"], ["int16", "float16"]]

@@ -169,6 +169,7 @@ CASES = [
     skip={"saved": "the same graph"},
   ),
   Case("iota-float8", lambda: lax.iota(ml_dtypes.float8_e5m2, 6).astype(np.float32), []),
+  Case("iota-int4", lambda: lax.broadcasted_iota("int4", (2, 3), 1).astype(np.int32), []),
   Case("iota", lambda: jnp.arange(5), []),
   Case(
     "iota-symbolic",
