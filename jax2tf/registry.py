@@ -50,6 +50,7 @@ def lowers(
   lacks: Collection[Any] = (),
   on_keys: bool = False,
   inner: _Inner | None = None,
+  replace: bool = False,
 ) -> Callable[[Rule], Rule]:
   """Registers a lowering rule: `(ctx, *operands, **params) -> tensor`, or a list of tensors for a
   primitive with multiple results.
@@ -68,13 +69,16 @@ def lowers(
     inner: gives the jaxprs that the rule lowers, from the params of an equation. Before anything is
       lowered, one error lists the equations in them that have no rule. By default these are all
       jaxprs among the params; `lambda params: []` is for a rule that lowers none of them.
+    replace: whether the rule may take the place of another one, such as one of jax2tf's own for
+      a primitive of JAX.
 
   Returns:
     a decorator that registers a rule and returns it.
 
   Raises:
     TypeError: an argument is not a primitive.
-    ValueError: a primitive already has a rule, or no wider dtype is known for one of `lacks`.
+    ValueError: a primitive already has a rule, and `replace` is not set; or no wider dtype is known
+      for one of `lacks`.
 
   Examples:
     >>> import jax2tf
@@ -98,11 +102,11 @@ def lowers(
 
   def register(rule: Rule) -> Rule:
     for primitive in present:
-      if primitive in _RULES:
+      if primitive in _RULES and not replace:
         known = _RULES[primitive].rule
         raise ValueError(
           f"primitive '{primitive}' already has a lowering rule: "
-          f"{getattr(known, '__module__', '')} {known}"
+          f"{getattr(known, '__module__', '')} {known}; replace=True puts this one in its place"
         )
     for primitive in present:
       _RULES[primitive] = _Entry(in_wider_dtypes(rule, primitive, lacks), on_keys, inner)

@@ -18,6 +18,7 @@ from jax.extend.core import Effect, Primitive
 from jax.interpreters import ad, batching, mlir
 
 import jax2tf
+from jax2tf import registry
 from tests.case import HOSTILE_F32, Case, run
 
 X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
@@ -287,3 +288,27 @@ def test_a_rule_may_lack_dtypes() -> None:
     np.testing.assert_array_equal(total, np.full(2, jnp.asarray(19).astype(dtype)))
   result("int16", 7)
   assert seen == [["int16", "int16"], ["int16", "float16"]]
+
+
+def test_a_rule_may_replace_another(monkeypatch: pytest.MonkeyPatch) -> None:
+  """As a whole: what the other one lacked, and which jaxprs it lowered, no longer counts."""
+  monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+  dtypes = []
+
+  @jax2tf.lowers(jax.lax.sin_p, replace=True)
+  def _sin(ctx: jax2tf.RuleContext, x: tf.Tensor) -> tf.Tensor:
+    dtypes.append(x.dtype.name)
+    return tf.cast(tf.fill(x.shape, 7.0), x.dtype)
+
+  for x in (X, X.astype("bfloat16"), np.ones(2, "float8_e5m2")):
+    np.testing.assert_array_equal(graph(lambda x: jnp.sin(x), x), np.full(x.shape, 7, x.dtype))
+  assert dtypes == ["float32", "bfloat16", "float8_e5m2"]
+
+  inner = {"call": jax.make_jaxpr(jnp.cos)(X)}
+  call_p = primitive("replaced_call")
+  jax2tf.lowers(call_p, inner=lambda params: [])(lambda ctx, x, call: -x)
+  jax2tf.lowers(call_p, replace=True)(lambda ctx, x, call: ctx.lower(call, x)[0])
+  np.testing.assert_allclose(graph(functools.partial(call_p.bind, **inner), X), np.cos(X), 1e-6)
+  registry._RULES.pop(jax.lax.cos_p)
+  with pytest.raises(jax2tf.LoweringError, match="'cos' not implemented"):
+    graph(functools.partial(call_p.bind, **inner), X)
