@@ -21,7 +21,7 @@ from jax.extend.core import Jaxpr, Literal, Primitive
 
 from jax2tf import _jax_compat, sparse
 from jax2tf.jaxprs import walk
-from jax2tf.registry import UNSUPPORTED, rule_for
+from jax2tf.registry import refusal, rule_for
 
 source_info_util.register_exclusion(__file__)
 
@@ -46,7 +46,7 @@ def why_not(eqn: Any) -> str | None:
 
 
 def _expanded(eqn: Any) -> Any:
-  if rule_for(eqn.primitive) is None and eqn.primitive.name not in UNSUPPORTED:
+  if rule_for(eqn.primitive) is None and refusal(eqn.primitive) is None:
     # any exception of a library's code; preflight reports it by `why_not`
     with contextlib.suppress(Exception):
       return _call(eqn)

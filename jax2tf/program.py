@@ -32,7 +32,7 @@ from jax2tf.key_data import on_words
 from jax2tf.normalise import normalised
 from jax2tf.placement.devices import HERE, Destination, Place
 from jax2tf.placement.propagation import Placement, propagate, with_sources
-from jax2tf.registry import UNSUPPORTED, lowered_inside, rule_for
+from jax2tf.registry import lowered_inside, refusal, rule_for
 
 # Where the operands of a jaxpr are; empty if unspecified.
 Places = Sequence[Place | None]
@@ -294,7 +294,7 @@ def gap(eqn: Any) -> tuple[str, str]:
       "of their own"
     )
     return reason, "use arrays of numbers, or typed PRNG keys (jax.random.key)"
-  return UNSUPPORTED.get(eqn.primitive.name) or errors.no_rule(why_not(eqn))
+  return refusal(eqn.primitive) or errors.no_rule(why_not(eqn))
 
 
 def _foreign(eqn: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 from jax.extend.core import Primitive
 
+from jax2tf import _jax_compat
 from jax2tf.dtypes import WIDER
 from jax2tf.jaxprs import inner_jaxprs
 from jax2tf.widening import in_wider_dtypes
@@ -22,7 +23,8 @@ Rule = Callable[..., Any]
 # Params for placement and accuracy, which do not change values; they are not passed to rules.
 PLACEMENT_PARAMS = frozenset({"sharding", "out_sharding", "accuracy"})
 
-# name -> (reason, advice): primitives that are refused on purpose.
+# Primitives of JAX that are refused on purpose: name -> (reason, advice). By name, because JAX
+# imports the modules of some only when they are used; `refusal` knows them by object.
 UNSUPPORTED: dict[str, tuple[str, str]] = {}
 
 # Primitives that the native lowering leaves to their graph rules -> a function from their params to
@@ -138,6 +140,13 @@ def rule_for(primitive: Primitive) -> Rule | None:
   """The lowering rule of a primitive, or None."""
   entry = _RULES.get(primitive)
   return None if entry is None else entry.rule
+
+
+def refusal(primitive: Primitive) -> tuple[str, str] | None:
+  """(reason, advice) for a primitive of JAX that is refused on purpose; None for all others, also
+  for one of a library that has the same name."""
+  found = UNSUPPORTED.get(primitive.name)
+  return found if found and _jax_compat.is_of_jax(primitive) else None
 
 
 def lowered_inside(eqn: Any) -> Sequence[Any]:

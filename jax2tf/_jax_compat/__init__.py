@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -79,6 +80,18 @@ def optional_primitive(name: str, *modules: Any) -> Primitive | None:
   return next(
     (p for m in (_primitives, *modules) if (p := getattr(m, name, None)) is not None), None
   )
+
+
+# jax_triton has the primitive of Triton's kernels.
+_PACKAGES_OF_JAX = ("jax", "jax_triton")
+
+
+def is_of_jax(primitive: Primitive) -> bool:
+  """Whether a module of JAX holds this primitive, and not just one of the same name."""
+  modules = (
+    m for name, m in list(sys.modules.items()) if name.partition(".")[0] in _PACKAGES_OF_JAX
+  )
+  return any(value is primitive for module in modules for value in list(vars(module).values()))
 
 
 def is_tracing() -> bool:

@@ -243,6 +243,14 @@ def test_a_rule_of_the_users() -> None:
     graph(wrong_p.bind, x)
 
 
+def test_a_primitive_with_the_name_of_a_refused_one() -> None:
+  """Pallas has a `reciprocal`, which is refused as a kernel."""
+  own_p = primitive("reciprocal", lowering=lower_fun(lambda x: 1 / x))
+  np.testing.assert_allclose(graph(own_p.bind, X), 1 / X, rtol=1e-6)
+  with pytest.raises(jax2tf.LoweringError, match=r"'reciprocal' not implemented(?!.*kernel)"):
+    graph(primitive("reciprocal").bind, X)
+
+
 def test_rules_that_cannot_be_registered() -> None:
   p = primitive("twice")
   jax2tf.lowers(p)(lambda ctx, x: x)

@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import Primitive, primitives
 
 import jax2tf  # noqa: F401  (registers the rules)
-from jax2tf.registry import UNSUPPORTED, rule_for
+from jax2tf.registry import refusal, rule_for
 from jax2tf.tools.sweeps import measure, reports
 
 
@@ -23,7 +23,7 @@ def without_rule() -> tuple[int, dict[str, str]]:
   """(number of public primitives, {primitive without a rule: reason})."""
   known = {p.name: p for p in vars(primitives).values() if isinstance(p, Primitive)}
   return len(known), {
-    name: UNSUPPORTED.get(name, ("no rule", ""))[0]
+    name: (refusal(p) or ("no rule", ""))[0]
     for name, p in sorted(known.items())
     if rule_for(p) is None
   }
