@@ -31,25 +31,7 @@ from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import ClosedJaxpr, contains, inner_jaxprs, walk
 from jax2tf.program import Prepare, Program, Subject
 from jax2tf.registry import IN_TENSORFLOW
-
-# Primitives that define their residuals, that JAX differentiates as a more expensive equation, or
-# whose results differ from call to call.
-_WITH_RESIDUALS: tuple[Any, ...] = (
-  *(
-    P.cond_p,
-    P.cumlogsumexp_p,
-    P.custom_vjp_call_p,
-    P.remat_p,
-    P.scan_p,
-    P.sort_p,
-    P.svd_p,
-    P.while_p,
-    P.rng_uniform_p,
-  ),
-  _jax_compat.call_hi_primitive_p,  # with jax_remat3 the one of rematerialisation
-)
-
-_LOOPS = (P.scan_p, P.while_p)
+from jax2tf.traits import LOOPS, OWN_RESIDUALS, UNDETERMINED
 
 
 @dataclass(frozen=True)
@@ -231,7 +213,7 @@ class Derivative:
     """
     if contains(self.jaxpr, (P.eigh_p, P.reduce_p)):
       return False
-    may_omit = contains(self.jaxpr, (P.remat_p, *_LOOPS))
+    may_omit = contains(self.jaxpr, (P.remat_p, *LOOPS))
     return not (may_omit and any(map(_omits_effects, walk(self.jaxpr))))
 
   @functools.cached_property
@@ -239,7 +221,7 @@ class Derivative:
     """Whether the residuals can be computed later, from values of the function, when a tape needs
     them."""
     plain = self.keeps_values and not self.jaxpr.effects and not self.program.placement.values
-    return plain and not contains(self.jaxpr, (*_WITH_RESIDUALS, *IN_TENSORFLOW))
+    return plain and not contains(self.jaxpr, (*OWN_RESIDUALS, *UNDETERMINED, *IN_TENSORFLOW))
 
   def pullback(self, given: tuple[int, ...]) -> Derivative:
     """(primals, cotangents of the results in `given`) -> cotangents of the primals in `wrt`."""
@@ -362,7 +344,7 @@ def _omits_effects(eqn: Any) -> bool:
   """Whether JAX's derivative rule of an equation omits a barrier or a check."""
   if eqn.primitive is P.remat_p:
     return bool(eqn.params["differentiated"])
-  bodies = inner_jaxprs(eqn) if eqn.primitive in _LOOPS else []
+  bodies = inner_jaxprs(eqn) if eqn.primitive in LOOPS else []
   return any(contains(body, (checkify.check_p,)) for body in bodies)
 
 

@@ -4,20 +4,15 @@ from jaxprs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
-import jax.extend.core.primitives as P
 from jax.extend.core import Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.errors import Gap, lowering_error
 from jax2tf.jaxprs import ClosedJaxpr, contains, inner_jaxprs, located, map_inner, replaced
-
-PRINTS = (_jax_compat.debug_print_p, _jax_compat.debug_callback_p)
-_EFFECTFUL = (*PRINTS, _jax_compat.io_callback_p)
-# The primitives that a native module cannot contain.
-CALLBACKS = (*_EFFECTFUL, _jax_compat.pure_callback_p)
+from jax2tf.traits import EFFECTFUL, LOOPS, PRINTS
 
 
 def differing(
@@ -31,7 +26,7 @@ def differing(
   if _effects(derivative) == _effects(ran):
     return None
   reason = f"its derivative has other effects than {otherwise}"
-  gaps = {gap: None for one in (ran, derivative) for gap in _gaps(reason, advice, one, _EFFECTFUL)}
+  gaps = {gap: None for one in (ran, derivative) for gap in _gaps(reason, advice, one, EFFECTFUL)}
   return lowering_error(function, gaps)
 
 
@@ -59,16 +54,16 @@ def _effects(jaxpr: Any) -> Counter[Any]:
   """
   found: Counter[Any] = Counter()
   for eqn in jaxpr.eqns if jaxpr.effects else ():
-    if eqn.primitive in _EFFECTFUL:
+    if eqn.primitive in EFFECTFUL:
       found[eqn.params.get("callback") or eqn.params["fmt"], ()] += 1
     for inner in inner_jaxprs(eqn):
-      loop = (eqn.primitive,) if eqn.primitive in (P.scan_p, P.while_p) else ()
+      loop = (eqn.primitive,) if eqn.primitive in LOOPS else ()
       found.update({(what, (*loop, *loops)): n for (what, loops), n in _effects(inner).items()})
   return found
 
 
 def _gaps(
-  reason: str, advice: str, jaxpr: ClosedJaxpr, primitives: Sequence[Primitive]
+  reason: str, advice: str, jaxpr: ClosedJaxpr, primitives: Collection[Primitive]
 ) -> list[Gap]:
   return [
     Gap(eqn.primitive.name, reason, advice, where())

@@ -10,10 +10,9 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.extend.core.primitives as P
 from jax.extend.core import Jaxpr, Literal, Primitive, jaxprs_in_params
 
 from jax2tf import _jax_compat
@@ -21,9 +20,7 @@ from jax2tf._jax_compat import ClosedJaxpr as ClosedJaxpr  # noqa: PLC0414  (her
 from jax2tf._jax_compat import closed as closed  # noqa: PLC0414
 from jax2tf._jax_compat import replaced as replaced  # noqa: PLC0414
 from jax2tf.lines import definition, user_line
-
-# The primitives that run the jaxprs among their params, and that JAX differentiates as they are.
-BODIES = (P.scan_p, P.while_p, P.cond_p, P.remat_p, P.jit_p)
+from jax2tf.traits import LOOPS
 
 
 def opened(jaxpr: Any) -> Jaxpr:
@@ -170,7 +167,7 @@ def map_params(
   return {name: changed(value) for name, value in params.items()}
 
 
-def contains(jaxpr: Any, primitives: Iterable[Primitive]) -> bool:
+def contains(jaxpr: Any, primitives: Collection[Primitive]) -> bool:
   """Whether an equation of `jaxpr`, or of a jaxpr inside it, is of one of these primitives."""
   return not _primitives(opened(jaxpr)).isdisjoint(primitives)
 
@@ -185,8 +182,6 @@ def function_of(eqn: Any) -> Jaxpr | None:
   inner = inner_jaxprs(eqn)
   return (
     inner[0]
-    if len(inner) == 1
-    and len(inner[0].invars) == len(eqn.invars)
-    and eqn.primitive not in (P.scan_p, P.while_p)
+    if len(inner) == 1 and len(inner[0].invars) == len(eqn.invars) and eqn.primitive not in LOOPS
     else None
   )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,6 @@ from jax.interpreters import mlir
 from jax2tf import _jax_compat, _tf_compat, errors, jaxprs
 from jax2tf._jax_compat import jit_info, shape_poly
 from jax2tf.dtypes import as_dtype, in_bytes, physical, tf_dtype
-from jax2tf.effects import CALLBACKS
 from jax2tf.expansion import expanded
 from jax2tf.interpreter import GraphEmitter
 from jax2tf.jaxprs import ClosedJaxpr, opened
@@ -38,31 +37,7 @@ from jax2tf.placement.propagation import NOWHERE
 from jax2tf.placement.shardings import has_sharding, operand_shardings
 from jax2tf.program import Places, Program, Stage, Subject, passed
 from jax2tf.registry import IN_TENSORFLOW
-
-# Primitives that JAX lowers to LAPACK on CPU; tests/test_native.py checks that the list is
-# complete.
-LAPACK = (
-  *(
-    P.cholesky_p,
-    P.eig_p,
-    P.eigh_p,
-    P.hessenberg_p,
-    P.householder_product_p,
-    P.lu_p,
-    P.qr_p,
-    P.schur_p,
-    P.svd_p,
-  ),
-  *(
-    P.triangular_solve_p,
-    P.tridiagonal_p,
-    P.tridiagonal_solve_p,
-    _jax_compat.geqrf_p,
-    _jax_compat.geqp3_p,
-    _jax_compat.ormqr_p,
-  ),
-)
-
+from jax2tf.traits import CALLBACKS, LAPACK
 
 # The StableHLO version that releases of TensorFlow report (last patches; each has read our modules:
 # docs/reports/readers.md). 2.17 reports 1.1.1, and reads scatters with batching dimensions, but its
@@ -285,7 +260,7 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, of: Subject, places: Places = ()
 
 
 def _refuse_on_several(
-  jaxpr: ClosedJaxpr, function: str, primitives: Sequence[Any], reason: str, advice: str
+  jaxpr: ClosedJaxpr, function: str, primitives: Collection[Any], reason: str, advice: str
 ) -> None:
   gaps = [
     errors.Gap(

@@ -21,6 +21,7 @@ from jax2tf.jaxprs import opened
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
 from jax2tf.registry import IN_TENSORFLOW
+from jax2tf.traits import BODIES, UNDETERMINED
 
 
 @jaxprs.transformation
@@ -30,8 +31,7 @@ def normalised(jaxpr: Jaxpr) -> Jaxpr:
   Functions with custom derivative rules stay calls, and so do those with effects or a placement.
   """
   inside = [
-    jaxprs.map_inner(eqn, normalised) if eqn.primitive in jaxprs.BODIES else eqn
-    for eqn in jaxpr.eqns
+    jaxprs.map_inner(eqn, normalised) if eqn.primitive in BODIES else eqn for eqn in jaxpr.eqns
   ]
   eqns, results = flattened(Flat(), inside, jaxpr.outvars)
   as_before = len(eqns) == len(jaxpr.eqns) and all(
@@ -146,13 +146,9 @@ def key_of(eqn: Any, operands: Sequence[Any]) -> Any:
   return key
 
 
-# Random numbers without a key, and what may hold them.
-_UNDETERMINED = (P.rng_uniform_p, _jax_compat.call_hi_primitive_p)
-
-
 def _is_undetermined(primitive: Primitive) -> bool:
   """Whether two equal equations may give different numbers."""
-  return primitive in _UNDETERMINED or primitive in IN_TENSORFLOW
+  return primitive in UNDETERMINED or primitive in IN_TENSORFLOW
 
 
 @_jax_compat.weakly_cached

@@ -18,7 +18,8 @@ import tensorflow as tf
 from jax.extend.core import Primitive, jaxpr_as_fun
 
 from jax2tf.dtypes import WIDER
-from jax2tf.jaxprs import BODIES, ClosedJaxpr, map_params
+from jax2tf.jaxprs import ClosedJaxpr, map_params
+from jax2tf.traits import BODIES
 
 # JAX's dtype -> the wider one.
 _Wider = Mapping[Any, np.dtype]

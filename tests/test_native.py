@@ -17,7 +17,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 import jax2tf
-from jax2tf import _tf_compat, native
+from jax2tf import _tf_compat, traits
 from jax2tf.jaxprs import contains
 from jax2tf.tools.sweeps.measure import nodes
 from tests.case import close
@@ -370,6 +370,6 @@ def test_every_lapack_primitive_is_known():
       module = export.export(jitted, platforms=["cpu"])(*args).mlir_module()
     except Exception:  # JAX has no such export
       continue
-    assert ("@lapack" in module) <= contains(jax.make_jaxpr(jitted)(*args).jaxpr, native.LAPACK), (
+    assert ("@lapack" in module) <= contains(jax.make_jaxpr(jitted)(*args).jaxpr, traits.LAPACK), (
       group
     )

@@ -18,48 +18,36 @@ from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import ClosedJaxpr, closed, part, variables
+from jax2tf.traits import ARITHMETIC, COMPARISONS, LOGIC, MOVES, SUMS
 
-# Primitives that are one op for one step, and one op for all steps.
-ELEMENTWISE = {
-  *(
-    P.add_p,
-    P.sub_p,
-    P.mul_p,
-    P.div_p,
-    P.max_p,
-    P.min_p,
-    P.neg_p,
-    P.sign_p,
-    P.abs_p,
-    P.integer_pow_p,
-    P.square_p,
-    P.sqrt_p,
-    P.rsqrt_p,
-  ),
-  *(
-    P.exp_p,
-    P.sin_p,
-    P.cos_p,
-    P.tanh_p,
-    P.logistic_p,
-    P.eq_p,
-    P.ne_p,
-    P.lt_p,
-    P.le_p,
-    P.gt_p,
-    P.ge_p,
-    P.convert_element_type_p,
-  ),
-  *(P.add_jaxvals_p, P.select_n_p, P.and_p, P.or_p, P.not_p, P.xor_p),
+# Primitives that are one op for one step, and one op for all steps: those of the cells of networks.
+# Not all that is elementwise, because a step computes most numbers of its counter as fast as it
+# reads them, and TF 2.21 keeps a number of a list in 1.7 kB.
+MAPPED = (SUMS | ARITHMETIC | COMPARISONS | LOGIC | MOVES) | {
+  P.abs_p,
+  P.convert_element_type_p,
+  P.cos_p,
+  P.dot_general_p,
+  P.exp_p,
+  P.integer_pow_p,
+  P.logistic_p,
+  P.max_p,
+  P.min_p,
+  P.neg_p,
+  P.not_p,
   _jax_compat.optional_primitive("one_minus_square_p"),  # JAX 0.12
+  P.reduce_max_p,
+  P.reduce_sum_p,
+  P.rev_p,
+  P.rsqrt_p,
+  P.select_n_p,
+  P.sign_p,
+  P.sin_p,
+  P.slice_p,
+  P.sqrt_p,
+  P.square_p,
+  P.tanh_p,
 }
-# Those that compute nothing.
-SHAPES = {P.reshape_p, P.squeeze_p, P.broadcast_in_dim_p}
-MAPPED = (
-  ELEMENTWISE
-  | SHAPES
-  | {P.dot_general_p, P.transpose_p, P.rev_p, P.slice_p, P.reduce_sum_p, P.reduce_max_p}
-)
 
 _LONGEST = 2**20
 # Bytes of all values that are held for all steps; of one product, at any size of the rows.

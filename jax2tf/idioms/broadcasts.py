@@ -10,42 +10,16 @@ from typing import Any
 import jax.extend.core.primitives as P
 from jax.extend.core import Literal
 
-from jax2tf._jax_compat import mulhi_p
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
 from jax2tf.idioms._variants import repeated_avals, variant
 from jax2tf.lowering._movement import is_one
+from jax2tf.traits import ARITHMETIC, COMPARISONS, OF_SEVERAL, SUMS
 
-_ELEMENTWISE = (
-  *(P.add_p, P.add_jaxvals_p, P.sub_p, P.mul_p, P.div_p, P.max_p, P.min_p),
-  *(P.eq_p, P.ne_p, P.lt_p, P.le_p, P.gt_p, P.ge_p, P.select_n_p),
-)
 # Of operands with other shapes, where JAX has one shape for all.
-_REPEATING = {primitive: variant(primitive, repeated_avals) for primitive in _ELEMENTWISE}
-# What else takes operands with sizes 1 where others have more.
-_OTHERS = (
-  *(
-    P.rem_p,
-    P.pow_p,
-    P.atan2_p,
-    P.nextafter_p,
-    P.complex_p,
-    P.and_p,
-    P.or_p,
-    P.xor_p,
-    P.eq_to_p,
-    P.lt_to_p,
-    P.le_to_p,
-  ),
-  *(P.shift_left_p, P.shift_right_arithmetic_p, P.shift_right_logical_p, mulhi_p),
-  *(
-    P.igamma_p,
-    P.igammac_p,
-    P.igamma_grad_a_p,
-    P.polygamma_p,
-    P.zeta_p,
-    P.regularized_incomplete_beta_p,
-  ),
-)
+_REPEATING = {
+  primitive: variant(primitive, repeated_avals)
+  for primitive in ARITHMETIC | SUMS | COMPARISONS | {P.max_p, P.min_p, P.select_n_p}
+}
 _FLOATS_ONLY = (P.div_p, P.max_p, P.min_p)
 
 # TF 2.21: the binary ops broadcast in 5 dimensions on CPU, after neighbours that are repeated alike
@@ -167,4 +141,5 @@ def _sum(flow: Dataflow, eqn: Any) -> Equations | None:
   return [*eqns, *repeats, total.replace(invars=operands)] if repeats else found
 
 
-IDIOMS = dict.fromkeys(_OTHERS, repeated) | dict.fromkeys(_ELEMENTWISE, _either) | {P.add_p: _sum}
+# What takes operands with sizes 1 where others have more.
+IDIOMS = dict.fromkeys(OF_SEVERAL, repeated) | dict.fromkeys(_REPEATING, _either) | {P.add_p: _sum}

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, same
-from jax2tf.idioms._loops import MAPPED, SHAPES, Room, Scan, call_of, for_all_steps, taken_apart
+from jax2tf.idioms._loops import MAPPED, Room, Scan, call_of, for_all_steps, taken_apart
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import live, replaced, variables
 from jax2tf.lowering._movement import is_one
+from jax2tf.traits import RESHAPES
 
 
 def hoisted(flow: Dataflow, eqn: Any) -> Equations | None:
@@ -37,7 +38,7 @@ def hoisted(flow: Dataflow, eqn: Any) -> Equations | None:
     if flow.maker(operand, counter_p) is None
   ]
   spared = [v for v in rows if v in used and v not in rest]
-  work = [e for e in early if e.primitive not in SHAPES or _repeats(e)]
+  work = [e for e in early if e.primitive not in RESHAPES or _repeats(e)]
   inside = [v for v in wanted if v in rest]
   varying = _varying(scan, early)
   constant = {*scan.consts}.intersection(variables(scan.ys))

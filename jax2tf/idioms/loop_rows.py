@@ -25,7 +25,6 @@ from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, resh
 from jax2tf.idioms._loops import Scan, call_of, taken_apart
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import (
-  BODIES,
   contains,
   live,
   map_inner,
@@ -34,6 +33,7 @@ from jax2tf.jaxprs import (
   variables,
   with_equations,
 )
+from jax2tf.traits import BODIES, SUMS
 
 # Combines the old row and the update; None takes the update.
 _WRITES = {
@@ -42,9 +42,6 @@ _WRITES = {
   P.scatter_add_p: P.add_p,
   P.scatter_mul_p: P.mul_p,
 }
-
-
-_ADDS = (P.add_p, P.add_jaxvals_p)
 
 
 @dataclass(frozen=True)
@@ -207,7 +204,7 @@ class _Loop:
 
   def _write(self, eqn: Any) -> Access | None:
     """What an equation writes, if that is one row of an array."""
-    if eqn.primitive in _ADDS:
+    if eqn.primitive in SUMS:
       return self._added_row(eqn, *eqn.invars) or self._added_row(eqn, *eqn.invars[::-1])
     if eqn.primitive not in _WRITES or (
       eqn.primitive is P.scatter_p and eqn.params["update_jaxpr"] is not None
@@ -234,7 +231,7 @@ class _Loop:
     maker = self._maker.get(_hashed(other))
     if (
       maker is None
-      or maker.primitive in _ADDS
+      or maker.primitive in SUMS
       or self._users[other] != [eqn]
       or other in self._results
     ):

@@ -19,10 +19,10 @@ import numpy as np
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
-from jax2tf.idioms._loops import MAPPED, SHAPES, Room, Scan, call_of, for_all_steps, taken_apart
+from jax2tf.idioms._loops import MAPPED, Room, Scan, call_of, for_all_steps, taken_apart
 from jax2tf.jaxprs import part, replaced, variables
+from jax2tf.traits import MOVES, RESHAPES, SUMS
 
-_LINEAR = (P.transpose_p, P.reshape_p, P.squeeze_p, P.broadcast_in_dim_p)
 # Sums of halves are rounded in each step.
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -102,7 +102,7 @@ class _Late:
   def is_gain(self) -> bool:
     """Whether a step has fewer ops without the equations."""
     made = {eqn.outvars[0] for eqn in self.eqns}
-    work = [eqn for eqn in self._after() if eqn.primitive not in SHAPES]
+    work = [eqn for eqn in self._after() if eqn.primitive not in RESHAPES]
     return len(self.extra) < len(work) + len(made.intersection(self.scan.ys)) + len(self.sums)
 
   def _after(self) -> Equations:
@@ -207,7 +207,7 @@ def _sums(scan: Scan) -> dict[Any, Sum]:
     add = None if isinstance(out, Literal) else maker.get(out)
     if (
       add is None
-      or add.primitive not in (P.add_p, P.add_jaxvals_p)
+      or add.primitive not in SUMS
       or v not in add.invars
       or uses[v] != 1
       or uses[out] != 1
@@ -217,7 +217,7 @@ def _sums(scan: Scan) -> dict[Any, Sum]:
     eqn: Any = None if isinstance(term, Literal) else maker.get(term)
     while (
       eqn is not None
-      and eqn.primitive in _LINEAR
+      and eqn.primitive in MOVES
       and uses[eqn.outvars[0]] == 1
       and variables(eqn.invars)
     ):

@@ -10,9 +10,9 @@ import jax.extend.core.primitives as P
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
 from jax2tf.lowering._movement import is_one
+from jax2tf.traits import MOVES, RESHAPES
 
-_MOVES = (P.transpose_p, P.squeeze_p, P.broadcast_in_dim_p, P.reshape_p)
-_RESHAPES = (P.squeeze_p, P.broadcast_in_dim_p, P.reshape_p, P.reduce_sum_p)
+_RESHAPES = RESHAPES | {P.reduce_sum_p}
 
 # For each dimension of a result the dimension of the operand, or None for a new one of size 1.
 Dims = list[int | None]
@@ -24,7 +24,7 @@ def merged(flow: Dataflow, eqn: Any) -> Equations | None:
   dims, source, chain = _dims(eqn), eqn.invars[0], [eqn.primitive]
   if dims is None:
     return _one_reshape(flow, eqn)
-  while (first := flow.sole(source, *_MOVES)) is not None and (inner := _dims(first)) is not None:
+  while (first := flow.sole(source, *MOVES)) is not None and (inner := _dims(first)) is not None:
     dims, source = [d if d is None else inner[d] for d in dims], first.invars[0]
     chain.append(first.primitive)
   return (
@@ -137,4 +137,4 @@ def _dims_of_reshape(shape: Sequence[Any], out: Sequence[Any]) -> Dims | None:
   return [None if is_one(size) else next(left) for size in out]
 
 
-IDIOMS = dict.fromkeys(_MOVES, merged) | {P.reduce_sum_p: _one_reshape}
+IDIOMS = dict.fromkeys(MOVES, merged) | {P.reduce_sum_p: _one_reshape}

@@ -22,6 +22,7 @@ from jax.extend.core import Literal, Primitive
 from jax2tf import _jax_compat
 from jax2tf._jax_compat import batching, shape_poly
 from jax2tf.jaxprs import ClosedJaxpr, closed, opened, walk
+from jax2tf.traits import HASHES, is_elementwise
 
 # The dimension variable for the number of lanes.
 LANES = "jax2tf_lanes"
@@ -109,11 +110,10 @@ _LEAST_WORK = 50
 _FUNCTIONS = [P.exp_p, P.log_p, P.log1p_p, P.expm1_p, P.sin_p, P.cos_p, P.tan_p, P.tanh_p, P.pow_p]
 _FUNCTIONS += [P.erf_p, P.erf_inv_p, P.logistic_p]
 _SPECIAL = [P.lgamma_p, P.digamma_p, P.igamma_p, P.igammac_p, P.regularized_incomplete_beta_p]
-_HASHES = [P.random_bits_p, P.random_split_p, P.random_fold_in_p, P.threefry2x32_p]
 _WORK = {
   **dict.fromkeys(_FUNCTIONS, 8),
   **dict.fromkeys(_SPECIAL, 30),
-  **dict.fromkeys(_HASHES, 100),
+  **dict.fromkeys(HASHES, 100),
 }
 
 
@@ -215,7 +215,7 @@ class _Lanes:
   def _params(self, eqn: Any, operands: Sequence[_Value]) -> dict[str, Any]:
     """The params that differ for another number of lanes."""
     primitive = eqn.primitive
-    if primitive in _ELEMENTWISE or batching.is_elementwise(primitive):
+    if is_elementwise(primitive) or primitive is _jax_compat.random_wrap_p:
       # A value for all lanes is a scalar, or of size 1 where the others have lanes.
       shapes = (v.aval.shape for x, v in zip(operands, eqn.invars, strict=True) if not x.by_lane)
       _require(all(shape == () or shape[0] == 1 for shape in shapes))
@@ -258,8 +258,6 @@ _CALLS = {
   P.jit_p: "jaxpr",
   **dict.fromkeys((P.closed_call_p, P.custom_jvp_call_p, P.custom_vjp_call_p), "call_jaxpr"),
 }
-# Those that JAX batches with rules of their own.
-_ELEMENTWISE = {P.select_n_p, P.clamp_p, P.convert_element_type_p, _jax_compat.random_wrap_p}
 
 _Params = dict[str, Any]
 

@@ -23,6 +23,7 @@ from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._lane_loops import may_run_by_lanes, run_by_lanes, select_lanes
 from jax2tf.lowering._lanes import lane_loop
 from jax2tf.registry import lowers
+from jax2tf.traits import HASHES, LOOPS
 
 Tensors = list[tf.Tensor]
 # The rows of a loop, f32[n,...].
@@ -276,14 +277,7 @@ def _mapped(body: ClosedJaxpr, n_consts: int, *operands: Any) -> Any:
 # The equations that a turn of a loop has at most, where it makes several steps; and those that
 # become many ops each.
 _TURN = 40
-_LARGE = {
-  P.scan_p,
-  P.while_p,
-  P.random_split_p,
-  P.random_bits_p,
-  P.random_fold_in_p,
-  P.random_gamma_p,
-}
+_LARGE = LOOPS | HASHES | {P.random_gamma_p}
 
 Step = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], tuple[Tensors, Tensors]]
 

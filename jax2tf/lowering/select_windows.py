@@ -19,6 +19,7 @@ from jax2tf.context import RuleContext
 from jax2tf.lowering._pooling import Axis, max_pool_gradient, window_axes
 from jax2tf.lowering._reducers import binary_primitive
 from jax2tf.registry import lowers
+from jax2tf.traits import SUMS
 
 
 @lowers(P.select_and_scatter_add_p)
@@ -52,10 +53,7 @@ def _select_and_scatter(
   """operand f32[b,n], source f32[b,n'], init_value f32[] -> f32[b,n]; the reducers are those of
   select_and_scatter_add."""
   select = binary_primitive(select_jaxpr)
-  if select not in (P.ge_p, P.le_p) or binary_primitive(scatter_jaxpr) not in (
-    P.add_p,
-    P.add_jaxvals_p,
-  ):
+  if select not in (P.ge_p, P.le_p) or binary_primitive(scatter_jaxpr) not in SUMS:
     ctx.refuse(
       "only `>=` and `<=` select, and only `+` scatters",
       "write it with gather and scatter, or lower natively",

@@ -14,9 +14,10 @@ from jax.extend.core import Primitive
 
 from jax2tf.idioms._dataflow import Dataflow
 from jax2tf.idioms.fused._inline import inlined
-from jax2tf.idioms.fused._primitives import ELEMENTWISE, Entry, Idiom
+from jax2tf.idioms.fused._primitives import ELEMENTWISE_OPS, Entry, Idiom
 from jax2tf.idioms.fused._template import Templates
-from jax2tf.jaxprs import BODIES, ClosedJaxpr, map_inner, replaced
+from jax2tf.jaxprs import ClosedJaxpr, map_inner, replaced
+from jax2tf.traits import BODIES
 
 # The names for `idioms=`. Listed here, because importing the modules is slow: they trace templates.
 NAMES = frozenset(
@@ -77,7 +78,7 @@ def entries() -> Sequence[Sequence[Entry]]:
     activations.IDIOMS,
     [
       (primitive.name, primitive, idiom)
-      for primitive in ELEMENTWISE
+      for primitive in ELEMENTWISE_OPS
       for idiom in (products.flattened, features_first.activated)
     ],
     batch_norm.LATER,

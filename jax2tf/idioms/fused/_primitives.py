@@ -19,8 +19,8 @@ from jax2tf.registry import lowers
 # TensorFlow's composite ops of halves round once less than JAX's equations.
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
-# Primitives that commute with a reshape.
-ELEMENTWISE: list[Primitive] = []
+# Those of elementwise ops, which commute with a reshape.
+ELEMENTWISE_OPS: list[Primitive] = []
 
 # What JAX computes, and which primitive stands for it: (flow, equation that gives the result,
 # templates) -> equations, or None.
@@ -139,7 +139,7 @@ def composite(
 
   ad.primitive_jvps[primitive] = jvp
   if elementwise:
-    ELEMENTWISE.append(primitive)
+    ELEMENTWISE_OPS.append(primitive)
   return primitive
 
 

@@ -20,10 +20,10 @@ from jax2tf.idioms._dataflow import same
 from jax2tf.idioms.fused._inline import inlined
 from jax2tf.jaxprs import ClosedJaxpr, closed, part
 from jax2tf.registry import PLACEMENT_PARAMS
+from jax2tf.traits import COMMUTATIVE
 
 # The placeholder for any number in a template; models do not use it.
 HOLE = 0.8265371
-_COMMUTE = (P.add_p, P.mul_p, P.max_p, P.min_p)
 
 
 @dataclass
@@ -62,7 +62,7 @@ def _equation(made_by: Mapping[Any, Any], of: Any, eqn: Any, match: Match) -> Ma
     return None
   if not (match.roughly or _alike(of, eqn)):
     return None
-  orders = (eqn.invars, eqn.invars[::-1]) if of.primitive in _COMMUTE else (eqn.invars,)
+  orders = (eqn.invars, eqn.invars[::-1]) if of.primitive in COMMUTATIVE else (eqn.invars,)
   for operands in orders:
     found: Match | None = match.copy()
     for wanted, atom in zip(of.invars, operands, strict=True):

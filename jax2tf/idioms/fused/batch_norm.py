@@ -21,6 +21,7 @@ from jax2tf.idioms.fused._inline import substituted
 from jax2tf.idioms.fused._primitives import composite
 from jax2tf.idioms.fused._template import Templates
 from jax2tf.lowering._movement import is_one
+from jax2tf.traits import COMMUTATIVE
 
 _FACTORS = (operator.mul, operator.truediv)
 _DO = {
@@ -100,7 +101,7 @@ def _of_rows(flow: Dataflow, eqn: Any) -> tuple[Any, Any] | None:
   """(what is computed with, the f32[1,1,1,c] or f32[c] that it is combined with), in this order but
   for what commutes."""
   shape = eqn.outvars[0].aval.shape
-  orders = (eqn.invars, eqn.invars[::-1]) if eqn.primitive in (P.add_p, P.mul_p) else (eqn.invars,)
+  orders = (eqn.invars, eqn.invars[::-1]) if eqn.primitive in COMMUTATIVE else (eqn.invars,)
   for value, other in orders:
     before = flow.sole(value, *_DO, P.conv_general_dilated_p, batch_norm_p)
     if (

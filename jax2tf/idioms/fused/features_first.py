@@ -18,9 +18,9 @@ from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, same
 from jax2tf.idioms.fused._inline import substituted
 from jax2tf.idioms.fused._template import Templates
 from jax2tf.lowering._movement import is_one
+from jax2tf.traits import ARITHMETIC, COMMUTATIVE
 
 _FIRST = (0, 3, 1, 2)  # the permutation from features last
-_COMBINED = (P.add_p, P.sub_p, P.mul_p, P.div_p)
 
 
 def turned(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
@@ -39,10 +39,7 @@ def turned(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
 
 def combined(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """transpose(x f32[b,h,w,c]) * f32[1,c,1,1] -> transpose(x * f32[1,1,1,c])."""
-  (out,), orders = (
-    root.outvars,
-    [(0, 1), (1, 0)] if root.primitive in (P.add_p, P.mul_p) else [(0, 1)],
-  )
+  (out,), orders = (root.outvars, [(0, 1), (1, 0)] if root.primitive in COMMUTATIVE else [(0, 1)])
   for i, other in orders:
     value, row = root.invars[i], root.invars[other]
     if (turn := _turn(flow, value)) is None or not same(value.aval.shape, out.aval.shape):
@@ -94,5 +91,5 @@ def _features(flow: Dataflow, atom: Any, size: Any) -> Any:
 
 IDIOMS = [
   ("batch_norm", P.conv_general_dilated_p, turned),
-  *(("batch_norm", primitive, combined) for primitive in _COMBINED),
+  *(("batch_norm", primitive, combined) for primitive in ARITHMETIC),
 ]
