@@ -27,6 +27,7 @@
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/reports/targets.md
 #   make models       the zoo of tests/models in every runtime, and the report docs/reports/model-table.md
 #   make plain-tools  24 architectures in plain tf2onnx and TFLiteConverter, and with our calls, and the report docs/reports/plain-tools.md
+#   make onnx-runtimes  exported files in each ONNX Runtime since 1.13, and the report docs/reports/onnx-runtimes.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/reports/minilm.md
 #   make fused        three models with exact and fused idioms in LiteRT, ONNX Runtime and TF.js, and the report docs/reports/fused.md
 #   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/reports/readers.md
@@ -57,7 +58,7 @@ LOWEST := -k 'test_package or test_command_line or test_batch_files or test_serv
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets plain-tools three-models charts golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets onnx-runtimes plain-tools three-models charts golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -156,6 +157,10 @@ models: $(VENV)/.dev
 
 plain-tools: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.plain_tools
+
+# Python 3.10 is the newest for which pip has ONNX Runtime 1.13 and 1.14.
+onnx-runtimes: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.sweeps.onnx_runtimes $(if $(RUNTIMES_PYTHON),--python=$(RUNTIMES_PYTHON))
 
 minilm: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.minilm_table

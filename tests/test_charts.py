@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jax2tf.examples import palette
-from jax2tf.tools.sweeps import model_table, plain_tools, redraw, reports, runtimes
+from jax2tf.tools.sweeps import model_table, onnx_report, plain_tools, redraw, reports, runtimes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,7 +29,11 @@ def test_every_chart_is_drawn_from_what_is_kept(
 
 @pytest.mark.parametrize(
   ("name", "markdown"),
-  [("model-table", model_table.markdown), ("plain-tools", plain_tools.markdown)],
+  [
+    ("model-table", model_table.markdown),
+    ("plain-tools", plain_tools.markdown),
+    ("onnx-runtimes", onnx_report.markdown),
+  ],
 )
 def test_a_page_of_models_has_its_numbers(name: str, markdown: Callable[..., str]) -> None:
   assert reports.page(name).read_text(encoding="utf-8") == markdown(reports.read(name))

@@ -317,6 +317,8 @@ def test_convert_to_other_runtimes(
   found = json.loads(capsys.readouterr().out)
   assert found["path"] == file
   assert found["bytes"] >= Path(file).stat().st_size > 0
+  if target == "onnx":
+    assert (found["oldest_runtime"], found["oldest_runtime_for_nan"]) == ("1.17", "1.27")
   if target == "tfjs":
     page = Path(file, "page.html").read_text()
     assert "<title>Two" in page
@@ -324,7 +326,9 @@ def test_convert_to_other_runtimes(
   run(*command, code=2)
   assert f"{file} exists already" in capsys.readouterr().err.replace("there", "already")
   run(*command, "--overwrite")
-  assert capsys.readouterr().out.startswith(f"saved {file} (")
+  said = capsys.readouterr().out
+  assert said.startswith(f"saved {file} (")
+  assert ("; for ONNX Runtime 1.14 or newer" in said) == (target == "onnx")
 
 
 def test_the_version_may_be_zero_and_replaced(here: Path, capsys: Any) -> None:

@@ -26,11 +26,16 @@ class Exported:
     path: the file, or the folder.
     report: the comparison with JAX.
     size: the total size of the files in bytes.
+    oldest_runtime: for ONNX, the oldest release of ONNX Runtime that opens the file and agrees for
+      ordinary inputs, such as "1.14"; empty for other targets.
+    oldest_runtime_for_nan: the same for NaN and infinities too.
   """
 
   path: Path
   report: Report
   size: int
+  oldest_runtime: str = ""
+  oldest_runtime_for_nan: str = ""
 
   @classmethod
   def at(cls, path: Path, report: Report) -> Exported:
@@ -53,10 +58,13 @@ class Written:
   Attributes:
     path: the file or folder that gets the name.
     parts: further files, which stand beside it under the names that they have.
+    oldest_runtime, oldest_runtime_for_nan: as in `Exported`.
   """
 
   path: Path
   parts: tuple[Path, ...] = ()
+  oldest_runtime: str = ""
+  oldest_runtime_for_nan: str = ""
 
   @property
   def size(self) -> int:
@@ -185,7 +193,7 @@ def completed(
     target.check_path(path)  # again, because the comparison may have taken minutes
     size = written.size
     target.publish(written, path)
-  return Exported(path, report, size)
+  return Exported(path, report, size, written.oldest_runtime, written.oldest_runtime_for_nan)
 
 
 def _check(target: Target[Any], path: Path) -> None:

@@ -125,7 +125,8 @@ def save_model(
       that the computation uses.
 
   Returns:
-    the path of the file, the report of the comparison, and the total size of the files.
+    the path of the file, the report of the comparison, the total size of the files, and the oldest
+    releases of ONNX Runtime for it, which the metadata of the file name too.
 
   Raises:
     ExportError: ONNX or ONNX Runtime lacks ops or dtypes, all listed with their source lines; or an

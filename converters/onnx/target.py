@@ -16,7 +16,7 @@ from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
 from ..verify.report import Report
-from . import bfloat16
+from . import bfloat16, releases
 from .model import OPSET, RUNTIME, Translated, extra, lacking_kernels, quiet_options, translated
 
 TARGET = "onnx"
@@ -67,6 +67,9 @@ class Onnx(Target[WrittenModel]):
     size = sum(v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size for v in variables)
     within = size <= self.external_data_threshold
     model = translated(signature, self.opset, within, idioms=source.idioms)
+    oldest = releases.oldest(model.proto)
+    model.proto.metadata_props.add(key=releases.OLDEST, value=oldest.ordinary)
+    model.proto.metadata_props.add(key=releases.OLDEST_FOR_NAN, value=oldest.nan)
     place.mkdir()
     file = place / name
     parts: tuple[Path, ...] = ()
@@ -76,7 +79,7 @@ class Onnx(Target[WrittenModel]):
       model.proto.graph.input.extend(kept)
       parts = (_write_weights(model, place, file.stem),)
     extra("onnx").save_model(model.proto, str(file))
-    return WrittenModel(file, parts, model=model)
+    return WrittenModel(file, parts, oldest.ordinary, oldest.nan, model=model)
 
   def compare(self, source: Source, written: WrittenModel) -> Report:
     (signature,) = source.signatures.values()

@@ -4,12 +4,16 @@ test_replacements.py runs them in each target."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from jax2tf.converters.bundle.manifest import SignatureRecord
+from jax2tf.converters.bundle.notation import Spec
+from jax2tf.converters.export.source import Signature, Source
 
 F = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1, -1, 0.3, -2.5, 1e-6, 30, -7.25], np.float32)
 TABLE = F.reshape(3, 4)
@@ -40,6 +44,36 @@ class Row:
   op: str
   call: Callable[..., Any]
   operands: tuple[np.ndarray, ...]
+
+
+def packed(chosen: Sequence[Row]) -> tuple[Source, dict[str, np.ndarray]]:
+  """One signature of all the rows, and its inputs."""
+  inputs = {
+    f"x{i}_{k}": array for i, row in enumerate(chosen) for k, array in enumerate(row.operands)
+  }
+
+  def call(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+    found = {}
+    for i, row in enumerate(chosen):
+      results = row.call(*(tensors[f"x{i}_{k}"] for k in range(len(row.operands))))
+      for k, y in enumerate(results if isinstance(results, list | tuple) else [results]):
+        found[f"{row.op}_{i}_{k}"] = y
+    return found
+
+  specs = {name: tf.TensorSpec(array.shape, array.dtype, name) for name, array in inputs.items()}
+  function = tf.function(call, autograph=False)
+  concrete = function.get_concrete_function(**specs)
+  record = SignatureRecord(
+    {name: str(Spec.of(array)) for name, array in inputs.items()},
+    {name: str(Spec.of(y)) for name, y in concrete.structured_outputs.items()},
+    preprocessed=True,  # so that the reference is called as it is
+  )
+
+  def reference(*arrays: np.ndarray) -> dict[str, np.ndarray]:
+    tensors = dict(zip(inputs, map(tf.constant, arrays), strict=True))
+    return {name: y.numpy() for name, y in function(**tensors).items()}
+
+  return Source({"s": Signature("s", record, concrete, reference, None, None)}, [], "rows"), inputs
 
 
 def row(op: str, *operands: Any, **attributes: Any) -> Row:

@@ -9,16 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from jax2tf.converters import onnx, tfjs, tflite
 from jax2tf.converters.bundle import calls
-from jax2tf.converters.bundle.manifest import SignatureRecord
-from jax2tf.converters.bundle.notation import Spec
 from jax2tf.converters.export import registry, replay
-from jax2tf.converters.export.source import Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE as ONNX
 from jax2tf.converters.tfjs.dtypes import HELD as HELD_BY_TFJS
 from jax2tf.converters.tfjs.names import CONTROL, SUPPORTED
@@ -26,7 +22,7 @@ from jax2tf.converters.tfjs.replacements import TABLE as TFJS
 from jax2tf.converters.tflite import exporter as exporter_of_tflite
 from jax2tf.converters.tflite.replacements import TABLE as TFLITE
 from jax2tf.converters.verify import answers
-from tests.converters.replacement_rows import Row, rows
+from tests.converters.replacement_rows import Row, packed, rows
 
 ROWS = list(rows())
 TABLES: Mapping[str, Any] = {"onnx": ONNX, "tflite": TFLITE, "tfjs": TFJS}
@@ -39,36 +35,6 @@ LEFT_OUT: dict[str, dict[str, str]] = {
   "tflite": {"MatrixDiagPartV3": "LiteRT 2.3 has no kernel for any dtype: refused by name"},
   "tfjs": {},
 }
-
-
-def packed(chosen: list[Row]) -> tuple[Source, dict[str, np.ndarray]]:
-  """One signature of all the rows, and its inputs."""
-  inputs = {
-    f"x{i}_{k}": array for i, row in enumerate(chosen) for k, array in enumerate(row.operands)
-  }
-
-  def call(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    found = {}
-    for i, row in enumerate(chosen):
-      results = row.call(*(tensors[f"x{i}_{k}"] for k in range(len(row.operands))))
-      for k, y in enumerate(results if isinstance(results, list | tuple) else [results]):
-        found[f"{row.op}_{i}_{k}"] = y
-    return found
-
-  specs = {name: tf.TensorSpec(array.shape, array.dtype, name) for name, array in inputs.items()}
-  function = tf.function(call, autograph=False)
-  concrete = function.get_concrete_function(**specs)
-  record = SignatureRecord(
-    {name: str(Spec.of(array)) for name, array in inputs.items()},
-    {name: str(Spec.of(y)) for name, y in concrete.structured_outputs.items()},
-    preprocessed=True,  # so that the reference is called as it is
-  )
-
-  def reference(*arrays: np.ndarray) -> dict[str, np.ndarray]:
-    tensors = dict(zip(inputs, map(tf.constant, arrays), strict=True))
-    return {name: y.numpy() for name, y in function(**tensors).items()}
-
-  return Source({"s": Signature("s", record, concrete, reference, None, None)}, [], "rows"), inputs
 
 
 def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:

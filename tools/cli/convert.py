@@ -205,7 +205,14 @@ def convert(
       model, out, overwrite=overwrite, sizes=given.pop("size", None), **given
     )
   value = {"verdict": made.report.verdict, "path": str(made.path), "bytes": made.size}
-  return value, f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}", 0
+  said = f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}"
+  if to == "onnx":
+    oldest, for_nan = made.oldest_runtime, made.oldest_runtime_for_nan
+    value |= {"oldest_runtime": oldest, "oldest_runtime_for_nan": for_nan}
+    said += f"; for ONNX Runtime {oldest} or newer"
+    if for_nan != oldest:
+      said += f", {for_nan} or newer if inputs contain NaN or infinities"
+  return value, said, 0
 
 
 def _check_quantization(to: str, options: Mapping[str, Any]) -> None:

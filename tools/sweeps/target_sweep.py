@@ -124,7 +124,7 @@ def _program(number: int, steps: int) -> Any:
   return found[-1]  # hypothesis draws the simplest programs first
 
 
-def _function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.ndarray], str, str]:
+def function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.ndarray], str, str]:
   """(the JAX function, its arguments, group, dtype)."""
   kind, _, name = subject.partition(":")
   if kind == "program":
@@ -151,7 +151,7 @@ def outcome(subject: str, target: str, steps: int) -> Outcome:
   programs."""
   children.PATIENCE = _PATIENCE - 60
   try:
-    fun, arrays, group, dtype = _function(subject, steps)
+    fun, arrays, group, dtype = function(subject, steps)
   except Exception as error:
     return Outcome(subject, "", "", target, "skip", detail=f"{type(error).__name__}: {error}"[:200])
   with jax.enable_x64(dtype == "x64"):
