@@ -19,7 +19,7 @@ from jax2tf.converters.onnx.replacements import TABLE as ONNX
 from jax2tf.converters.tfjs.dtypes import HELD as HELD_BY_TFJS
 from jax2tf.converters.tfjs.names import CONTROL, SUPPORTED
 from jax2tf.converters.tfjs.replacements import TABLE as TFJS
-from jax2tf.converters.tflite import exporter as exporter_of_tflite
+from jax2tf.converters.tflite import target as target_of_tflite
 from jax2tf.converters.tflite.replacements import TABLE as TFLITE
 from jax2tf.converters.verify import answers
 from tests.converters.replacement_rows import Row, packed, rows
@@ -87,7 +87,7 @@ def test_replacements_equal_tensorflow(
   # Nobody asks how fast rows are, nor whether LiteRT has an op of its own for some of them.
   for module in (answers, calls):
     monkeypatch.setattr(module, "median_seconds", lambda call: 0.0)
-  monkeypatch.setattr(exporter_of_tflite, "FUSED", ())
+  monkeypatch.setattr(target_of_tflite, "FUSED", ())
   for op, replacement in list(table.items()):
     monkeypatch.setitem(table, op, watched(replacement))
   source, inputs = packed(
