@@ -40,6 +40,7 @@ BOUND_HERE = {"op", "combine"}
 OURS = {
   *{
     ("conv_general_dilated", "reversed_kernel"),
+    ("scan", "counters"),
     ("reduce_window_max", "plain"),
     ("reduce_window_sum", "mean"),
   },
