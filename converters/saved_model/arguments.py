@@ -185,7 +185,8 @@ def _check_case(names: Sequence[str]) -> None:
   for name in names:
     if (other := first.setdefault(name.lower(), name)) != name:
       raise ValueError(
-        f"{other!r} and {name!r} differ in capital letters only, and TensorFlow saves no signature "
+        f"{other!r} and {name!r} differ in capital letters only, and TensorFlow saves no "
+        "signature "
         "that has both; rename one"
       )
 
