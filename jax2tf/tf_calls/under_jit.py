@@ -140,7 +140,16 @@ def _inlined(
 
 def _called_back(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[Any]:
   def callback(*arrays: Any) -> tuple[np.ndarray, ...]:
-    return tuple(function.called_back(arrays))
+    results = tuple(function.called_back(arrays))
+    for result, aval in zip(results, ctx.avals_out, strict=True):
+      # TF 2.21: so does SelfAdjointEigV2 with compute_v=False.
+      if np.shape(result) != aval.shape:
+        raise ValueError(
+          f"TensorFlow infers another shape for a result of '{function.name}', {aval.shape}, than "
+          f"the result has, {np.shape(result)}: leave the result out, or call a public function of "
+          "TensorFlow that does, such as tf.linalg.eigvalsh"
+        )
+    return results
 
   ordered = function.options.ordered
   token = ctx.tokens_in.get(ORDERED) if ordered else None

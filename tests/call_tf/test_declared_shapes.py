@@ -129,3 +129,14 @@ def test_functional_of_any_batch():
   np.testing.assert_allclose(found, X @ w.numpy() + X, rtol=1e-6)
   module = jax2tf.tf_module(lambda x: x @ w, tf.TensorSpec([None, 2]), library="nnx")
   np.testing.assert_allclose(module(X), X @ w.numpy(), rtol=1e-6)
+
+
+def test_a_shape_that_tensorflow_infers_wrongly_is_named() -> None:
+  """TF 2.21: SelfAdjointEigV2 without vectors has v f32[0] by its shape function, and f32[]."""
+
+  def eigh(x: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.SelfAdjointEigV2(input=x, compute_v=False)
+
+  words = r"infers another shape for a result of 'eigh', \(0,\), than the result has, \(\)"
+  with pytest.raises(jax.errors.JaxRuntimeError, match=words):
+    jax.block_until_ready(jax.jit(jax2tf.call_tf(eigh))(np.eye(3, dtype=np.float32)))
