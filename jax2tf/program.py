@@ -6,8 +6,8 @@ it needs:
     captures (`shadows`, `refs.of_closed_over`). It is another trace, and rewrites no jaxpr.
   derivative: `refs.with_frozen` takes the values of refs that a backward pass begins with from a
     forward pass. It also says which results they are.
-  rules: that of a loop or a branch puts casts at the ends of its bodies, for dtypes that
-    TensorFlow's loops and branches do not hold.
+  widening: the bodies of a loop or a branch get casts at their ends when its rule lowers them, for
+    dtypes that TensorFlow's loops and branches do not hold.
   native: modules are made of parts of a jaxpr, and of what a jaxpr calls that is one call.
 """
 

@@ -166,11 +166,16 @@ class LazyWorkList(NamedWorkList):
     first = [eqn for eqn in program.equations if eqn.effects or inner_jaxprs(eqn)]
     super().__init__([*first, *self._producers(program.jaxpr.outvars)], names)
     self._env = env
+    self._emitted: set[int] = set()
+
+  def emitted(self, eqn: Any) -> None:
+    super().emitted(eqn)
+    self._emitted.add(id(eqn))
 
   def next(self) -> Any | None:
     while self._left:
       eqn = self._left[-1]
-      if not eqn.effects and self._is_there(eqn):
+      if id(eqn) in self._emitted or (not eqn.effects and self._is_there(eqn)):
         self._left.pop()
       elif missing := [
         producer for producer in self._producers(eqn.invars) if not self._is_there(producer)
