@@ -71,7 +71,7 @@ start: $(VENV)/.venv
 	rm -rf build/start && mkdir -p build/start
 	$(RUN) -m pip wheel -q --disable-pip-version-check --no-deps -w build/start/dist .
 	cd build/start && PATH="$(abspath $(VENV))/bin:$$PATH" PIP_FIND_LINKS="$(CURDIR)/build/start/dist $(PIP_FIND_LINKS)" \
-	  bash -c "time python3 $(CURDIR)/tests/documents.py $(CURDIR)/docs/guide/start.md"
+	  bash -c "time python3 $(CURDIR)/tests/support/documents.py $(CURDIR)/docs/guide/start.md"
 
 generate: $(VENV)/.examples
 	$(RUN) examples/generate.py
@@ -89,11 +89,11 @@ pipelines: $(VENV)/.test $(VENV)-beam/.beam $(VENV)-spark/.spark
 
 tfx: $(VENV)/.test $(VENV)-tfx/.tfx
 	rm -rf build/tfx && mkdir -p build/tfx
-	$(RUN) tests/tfx_examples.py save build/tfx
-	$(VENV)-tfx/bin/python tests/tfx_examples.py run build/tfx
+	$(RUN) tests/pipelines/tfx_examples.py save build/tfx
+	$(VENV)-tfx/bin/python tests/pipelines/tfx_examples.py run build/tfx
 
 deploy-schemas: $(VENV)-deploy/.deploy
-	for server in kubernetes kserve triton; do $(VENV)-deploy/bin/python tests/deploy_schemas.py $$server || exit 1; done
+	for server in kubernetes kserve triton; do $(VENV)-deploy/bin/python tests/serving/deploy_schemas.py $$server || exit 1; done
 
 # Material 9.8 announces its end of life, May 2027, at each build. Its successor, Zensical, reads the same mkdocs.yml.
 docs: $(VENV)-docs/.docs

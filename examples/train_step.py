@@ -173,7 +173,7 @@ def main(build: Path = BUILD) -> None:
   )
   draw(before, in_jax, without_jax, build / "loss.png")
   assert difference[:20].max() < 1e-5, "the first steps should agree to a few roundings"
-  # tests/test_training.py says why they grow
+  # tests/gradients/test_training.py says why they grow
   assert difference.max() < 1e-3, "the roundings should not grow beyond this"
 
 

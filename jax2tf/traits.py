@@ -1,7 +1,8 @@
 """What kind of primitive something is.
 
-Passes, idioms and rules ask here, so a new primitive is described once; tests/test_traits.py finds
-one that is missing. What only one of them wants to know stands in its own file.
+Passes, idioms and rules ask here, so a new primitive is described once;
+tests/conversion/test_traits.py finds one that is missing. What only one of them wants to know
+stands in its own file.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ PRINTS = _present(_jax_compat.debug_print_p, _jax_compat.debug_callback_p)
 EFFECTFUL = PRINTS | _present(_jax_compat.io_callback_p)
 CALLBACKS = EFFECTFUL | _present(_jax_compat.pure_callback_p)
 
-# JAX lowers them to LAPACK on CPU; tests/test_native.py checks that the list is complete.
+# JAX lowers them to LAPACK on CPU; tests/conversion/test_native.py checks that the list is
+# complete.
 LAPACK = _present(
   P.cholesky_p,
   P.eig_p,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import warm_python
+from tests.support import warm_python
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -39,20 +39,21 @@ ONE_PYTHON = {
   "tests/converters/test_on_disk.py": "files, and when they are there",
   "tests/converters/test_publish.py": "files, and when they are there",
   "tests/converters/test_tfjs_page.py": "a page for the browser",
-  "tests/test_batch": "processes without JAX, and files",
-  "tests/test_browser.py": "a browser",
-  "tests/test_command_line.py::test_the_docs_as_typed": "the commands; the other tests of the "
-  "file run them all, in one process",
-  "tests/test_deploy.py": "files of other servers",
-  "tests/test_documents.py": "links and names",
-  "tests/test_gallery.py": "pictures; other tests run all that is in them",
-  "tests/test_guides.py": "documents; other tests have what they show",
-  "tests/test_site.py": "a browser",
-  "tests/test_serve": "a server without JAX",
-  "tests/test_strategies.py": "processes of TensorFlow's clusters",
-  "tests/test_tf_serving.py": "another server",
-  "tests/test_wheel.py": "what is packed, and where",
-  "tests/test_workers.py": "processes",
+  "tests/batch/test_batch": "processes without JAX, and files",
+  "tests/documents/test_browser.py": "a browser",
+  "tests/command_line/test_command_line.py::test_the_docs_as_typed": (
+    "other tests run each command, in one process"
+  ),
+  "tests/serving/test_deploy.py": "files of other servers",
+  "tests/documents/test_documents.py": "links and names",
+  "tests/documents/test_gallery.py": "pictures; other tests run all that is in them",
+  "tests/documents/test_guides.py": "documents; other tests have what they show",
+  "tests/documents/test_site.py": "a browser",
+  "tests/serving/test_serve": "a server without JAX",
+  "tests/devices/test_strategies.py": "processes of TensorFlow's clusters",
+  "tests/serving/test_tf_serving.py": "another server",
+  "tests/house/test_wheel.py": "what is packed, and where",
+  "tests/pipelines/test_workers.py": "processes",
 }
 # Tests of 10 to 80 s, and a file of 50 s, by the beginning of their names: `make every-row` and
 # `.ci/run` have them.
@@ -61,13 +62,21 @@ LONG = {
   "tests/conformance/test_harnesses.py::test_nothing_else_is_lost": "whole tables",
   "tests/converters/test_on_disk.py::test_a_model_above_two_gigabytes": "its size",
   "tests/models/test_minilm.py::test_values_over_a_hundred_sizes": "other tests have some sizes",
-  "tests/test_browser.py::test_the_page_computes_jaxs_embeddings[webgl]": "other pages have WebGL",
-  "tests/test_command_line.py::test_the_docs_as_typed": "other tests have each command",
-  "tests/test_gallery.py": "pictures; other tests run all that is in them",
-  "tests/test_generate.py::test_the_example_runs_to_its_last_line": "other tests have its parts",
-  "tests/test_training.py::test_the_example_trains_on": "other tests have its parts",
-  "tests/test_wheel.py::test_the_command_of_an_installed_wheel": "other tests have each command",
-  "tests/test_wheel.py::test_the_start_page_as_typed": "other tests have each command",
+  "tests/documents/test_browser.py::test_the_page_computes_jaxs_embeddings[webgl]": (
+    "other pages have WebGL"
+  ),
+  "tests/command_line/test_command_line.py::test_the_docs_as_typed": (
+    "other tests have each command"
+  ),
+  "tests/documents/test_gallery.py": "pictures; other tests run all that is in them",
+  "tests/documents/test_generate.py::test_the_example_runs_to_its_last_line": (
+    "other tests have its parts"
+  ),
+  "tests/gradients/test_training.py::test_the_example_trains_on": "other tests have its parts",
+  "tests/house/test_wheel.py::test_the_command_of_an_installed_wheel": (
+    "other tests have each command"
+  ),
+  "tests/house/test_wheel.py::test_the_start_page_as_typed": "other tests have each command",
 }
 
 

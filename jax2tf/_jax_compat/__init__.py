@@ -232,7 +232,7 @@ def _on_default_device(device: Any) -> None:
 
 
 # What JAX calls whenever a `jax.default_device` begins or ends in this thread;
-# tests/test_patches.py guards it.
+# tests/conversion/test_patches.py guards it.
 _replaced_hook = _config.default_device._update_thread_local_hook
 _config.default_device._update_thread_local_hook = _on_default_device
 

@@ -1,5 +1,5 @@
 """Patches of TensorFlow, each a wrapper of the original; docs/architecture.md lists them,
-tests/test_patches.py guards them."""
+tests/conversion/test_patches.py guards them."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ absorb equations whose results only the root uses. It returns equations of JAX's
 its own primitives with rules, so the interpreter, its checks and the user's lines work unchanged.
 Values are preserved, including NaN and infinities.
 
-Rejected, because TensorFlow 2.21 returns other values than JAX (tests/test_idioms.py shows this):
+Rejected, because TensorFlow 2.21 returns other values than JAX (tests/idioms/test_idioms.py):
   Relu: behind a MatMul or Conv2D, Grappler makes one oneDNN kernel of it, for which max(NaN, 0)
     is 0.
   ReluGrad: an infinite or NaN gradient gives NaN where the feature is not positive, JAX has 0

@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 import jax2tf
-from tests.case import as_numpy
 from tests.conformance.control_programs import Program, smaller
 from tests.conformance.differential import Mismatch
-from tests.derivatives import jax_pullback, random_like, tf_pullback
+from tests.support.case import as_numpy
+from tests.support.derivatives import jax_pullback, random_like, tf_pullback
 
 # Some fifty roundings, each of a number of about 1.
 _UNITS = 64.0

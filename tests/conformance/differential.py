@@ -22,11 +22,11 @@ import numpy as np
 import tensorflow as tf
 
 import jax2tf
-from tests.case import as_numpy, xla_ops
 from tests.conformance.program_rows import EXACT, Row, kind_of
 from tests.conformance.program_rows_arrays import ROWS
 from tests.conformance.programs import Program, Step, operands_of
-from tests.derivatives import jax_pullback, random_like, tf_pullback
+from tests.support.case import as_numpy, xla_ops
+from tests.support.derivatives import jax_pullback, random_like, tf_pullback
 
 
 @dataclasses.dataclass(frozen=True)

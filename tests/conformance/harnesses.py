@@ -22,7 +22,6 @@ import numpy as np
 import tensorflow as tf
 
 import jax2tf
-from tests.case import as_numpy, xla_ops
 from tests.conformance.tolerances import (
   CUSTOM_CHECKS,
   DERIVATIVES,
@@ -32,7 +31,8 @@ from tests.conformance.tolerances import (
   coarsest_epsilon,
   tolerance,
 )
-from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
+from tests.support.case import as_numpy, xla_ops
+from tests.support.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
 X64 = "@x64"
 _SPEAKS_OF_64_BITS = re.compile("int64|float64|complex128")

@@ -16,7 +16,7 @@ from flax import nnx
 
 from jax2tf.converters import saved_model
 from jax2tf.converters.saved_model import adapted, libraries
-from tests.library_models import CLOSE, KEY, LIBRARIES, Linen, Vision, X, of
+from tests.support.library_models import CLOSE, KEY, LIBRARIES, Linen, Vision, X, of
 
 IDS = np.array([[1, 2, 3], [4, 5, 0]], np.int32)
 

@@ -1,4 +1,4 @@
-"""The web page of `tfjs.save`, as text; tests/test_browser.py runs it."""
+"""The web page of `tfjs.save`, as text; tests/documents/test_browser.py runs it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from jax.experimental import io_callback
 
 import jax2tf
-from tests.case import close
+from tests.support.case import close
 
 X = np.arange(4, dtype=np.float32)
 ONE = np.float32(1)

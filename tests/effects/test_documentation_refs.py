@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from tests.case import close
+from tests.support.case import close
 
 X = np.arange(3, dtype=np.float32)
 M = np.arange(12, dtype=np.float32).reshape(3, 4)

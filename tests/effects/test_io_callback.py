@@ -13,7 +13,7 @@ import tensorflow as tf
 from jax.experimental import io_callback
 
 import jax2tf
-from tests.case import close
+from tests.support.case import close
 
 X = np.array([0.5, -1.5, 2.0], np.float32)
 NUMBER = jax.ShapeDtypeStruct((), np.float32)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from tests.case import Case, close, run
+from tests.support.case import Case, close, run
 
 X = np.array([0.5, -1.5, 2.0], np.float32)
 Y = np.float32(3)

@@ -1,5 +1,5 @@
-"""Four logical CPU devices for TensorFlow and for JAX; tests/test_four_devices.py runs this folder
-in a process of its own."""
+"""Four logical CPU devices for TensorFlow and for JAX; tests/devices/test_four_devices.py runs this
+folder in a process of its own."""
 
 from __future__ import annotations
 

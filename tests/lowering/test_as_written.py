@@ -11,7 +11,7 @@ import tensorflow as tf
 from jax import lax
 
 import jax2tf
-from tests.case import Case, close, executed_op_types, run
+from tests.support.case import Case, close, executed_op_types, run
 
 
 def f32(*values):

@@ -10,7 +10,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import checkify
 
-from tests.case import Case, run
+from tests.support.case import Case, run
 
 X = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
 

@@ -16,7 +16,7 @@ from jax import lax
 from jax._src.dtypes import ExtendedDType
 
 import jax2tf
-from tests.case import HOSTILE_F32, HOSTILE_I32, Case, run
+from tests.support.case import HOSTILE_F32, HOSTILE_I32, Case, run
 
 QUICK = {"saved": "dtype sweep", "eager": "dtype sweep"}
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

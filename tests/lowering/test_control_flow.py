@@ -10,7 +10,7 @@ import tensorflow as tf
 from jax import lax
 
 import jax2tf
-from tests.case import Case, run
+from tests.support.case import Case, run
 
 X = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
 T, F = np.bool_(True), np.bool_(False)

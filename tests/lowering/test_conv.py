@@ -14,7 +14,7 @@ from jax import lax
 from jax import numpy as jnp
 
 import jax2tf
-from tests.case import Case, close, run
+from tests.support.case import Case, close, run
 
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
 NHWC, NCHW = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import jax2tf
-from tests.case import Case, run
+from tests.support.case import Case, run
 
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
 X = np.array([[3, -7, 2, 5, 2, -8, 1], [1, 9, -9, 0, 4, 1, -3]])

@@ -10,7 +10,7 @@ import tensorflow as tf
 from jax import lax
 
 import jax2tf
-from tests.case import Case, op_types, run
+from tests.support.case import Case, op_types, run
 
 
 def of(*shape, dtype=np.float32):

@@ -12,7 +12,7 @@ from jax import lax
 
 import jax2tf
 from jax2tf import _jax_compat
-from tests.case import HOSTILE_F32, HOSTILE_I32, Case, run
+from tests.support.case import HOSTILE_F32, HOSTILE_I32, Case, run
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 QUICK = {"eager": "dtype sweep", "saved": "dtype sweep"}

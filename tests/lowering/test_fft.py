@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.case import Case, run
+from tests.support.case import Case, run
 
 RNG = np.random.default_rng(0)
 REAL = RNG.standard_normal((2, 4, 5, 6)).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.case import DTYPES, NARROW, Case, concrete_function, op_types, run
+from tests.support.case import DTYPES, NARROW, Case, concrete_function, op_types, run
 
 TABLE = np.arange(20, dtype=np.float32).reshape(5, 4)
 CUBE = np.arange(60, dtype=np.float32).reshape(3, 4, 5)

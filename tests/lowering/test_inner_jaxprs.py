@@ -19,7 +19,7 @@ from jax.interpreters import mlir
 import jax2tf
 from jax2tf import registry
 from jax2tf.converters import saved_model
-from tests.case import close, op_types
+from tests.support.case import close, op_types
 
 X = np.arange(3, dtype=np.float32)
 

@@ -15,7 +15,7 @@ from tensorflow.python.framework import kernels
 
 import jax2tf
 from jax2tf.lowering._kernels import NO_KERNEL
-from tests.case import DTYPES, NARROW, Case, as_numpy, run, unmerged
+from tests.support.case import DTYPES, NARROW, Case, as_numpy, run, unmerged
 
 # Grappler's rewrites that create an op and ask for no kernel, of arithmetic_optimizer.cc and
 # constant_folding.cc: stage -> (the ops that it takes, the ops that it makes). The others name

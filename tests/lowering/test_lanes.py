@@ -15,7 +15,7 @@ from jax import lax, random
 
 import jax2tf
 from jax2tf.lowering import _lane_loops
-from tests.case import Case, run
+from tests.support.case import Case, run
 
 LANES = 48
 RNG = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from jax.lax import linalg
 
 import jax2tf
 from jax2tf import _jax_compat
-from tests.case import Case, run
+from tests.support.case import Case, run
 
 RNG = np.random.default_rng(0)
 

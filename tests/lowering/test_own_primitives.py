@@ -19,7 +19,7 @@ from jax.interpreters import ad, batching, mlir
 
 import jax2tf
 from jax2tf import registry
-from tests.case import HOSTILE_F32, Case, run
+from tests.support.case import HOSTILE_F32, Case, run
 
 X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 SQUARE = np.eye(3, dtype=np.float32) * 2 + 0.25

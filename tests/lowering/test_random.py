@@ -15,7 +15,7 @@ import tensorflow as tf
 from jax import lax, random
 
 import jax2tf
-from tests.case import Case, run
+from tests.support.case import Case, run
 
 KEY = np.array([0, 42], np.uint32)
 SEED = np.int32(7)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from tests.case import HOSTILE_F32, HOSTILE_I32, Case, run
+from tests.support.case import HOSTILE_F32, HOSTILE_I32, Case, run
 
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
 FAST_MINMAX = {"xla": "TensorFlow's XLA compiles reductions with fast min and max, which lose NaN"}

@@ -18,7 +18,7 @@ from jax.lax import linalg
 from jax.scipy.linalg import funm, rsf2csf, schur, solve_sylvester, sqrtm
 
 import jax2tf
-from tests.case import Case, run
+from tests.support.case import Case, run
 
 RNG = np.random.default_rng(0)
 # A graph of a Schur form has two thousand nodes: one row is run in every way.

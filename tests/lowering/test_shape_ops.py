@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from tests.case import DTYPES, HOSTILE_F32, NARROW, Case, run
+from tests.support.case import DTYPES, HOSTILE_F32, NARROW, Case, run
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 CUBE = np.arange(24, dtype=np.float32).reshape(2, 3, 4)

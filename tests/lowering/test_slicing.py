@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from tests.case import DTYPES, NARROW, Case, run
+from tests.support.case import DTYPES, NARROW, Case, run
 
 X = np.arange(20, dtype=np.float32).reshape(4, 5)
 HIGH = np.arange(2**9, dtype=np.float32).reshape([2] * 9)

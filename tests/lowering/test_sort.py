@@ -10,7 +10,7 @@ from jax import lax
 from jax import numpy as jnp
 
 import jax2tf
-from tests.case import HOSTILE_I32, Case, run
+from tests.support.case import HOSTILE_I32, Case, run
 
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
 NAN, INF = np.float32(np.nan), np.float32(np.inf)

@@ -10,7 +10,7 @@ from jax import lax
 from jax.scipy import special
 
 import jax2tf
-from tests.case import HOSTILE_F32, Case, run
+from tests.support.case import HOSTILE_F32, Case, run
 
 QUICK = {"saved": "dtype sweep", "eager": "dtype sweep"}
 MILD = np.array([0.1, 0.5, 0.9, 2.0, 3.7, 10.0, 0.25], np.float32)

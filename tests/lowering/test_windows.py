@@ -15,7 +15,7 @@ from jax import lax
 from jax import numpy as jnp
 
 import jax2tf
-from tests.case import Case, close, run
+from tests.support.case import Case, close, run
 
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
 DILATED = [(2, 2, 2), (3, 2, 2), (3, 3, 3), (2, 3, 3)]  # window, stride, base dilation

@@ -19,8 +19,8 @@ def test_fused_idioms(name: str) -> None:
   fun, params = entry.build()
   model = saved_model.Model(params, polymorphic_constraints=entry.constraints, idioms="fused")
   model.add(fun, inputs=entry.inputs, outputs=entry.outputs)
-  # Fused ops round otherwise, by at most 2e-6 for one op (tests/test_fused.py); a model has tens of
-  # them in a row.
+  # Fused ops round otherwise, by at most 2e-6 for one op (tests/idioms/test_fused.py); a model has
+  # tens of them in a row.
   tolerances = {"rtol": entry.rtol or 1e-4, "atol": entry.atol or 1e-5}
   runs = Source.of(model).runs(Comparison(sizes=entry.sizes, samples=1, examples=entry.examples))
   assert {run.values for run in runs} == {"given"}

@@ -16,7 +16,7 @@ import tensorflow as tf
 import jax2tf
 from jax2tf.converters import saved_model
 from jax2tf.examples import minilm, minilm_text
-from tests.case import op_types
+from tests.support.case import op_types
 
 CONSTRAINTS = [f"s <= {minilm_text.MAX_TOKENS}"]
 

@@ -18,8 +18,8 @@ from jax import export
 
 import jax2tf
 from jax2tf._jax_compat.shape_poly import dimension_variables
-from tests.case import close, xla_ops
-from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
+from tests.support.case import close, xla_ops
+from tests.support.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
 # Sizes of the first, second ... dimension variable in the order of their names: all 1, then odd and
 # even ones that differ.

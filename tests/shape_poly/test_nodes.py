@@ -12,7 +12,7 @@ import tensorflow as tf
 from jax import lax
 
 import jax2tf
-from tests.case import op_types
+from tests.support.case import op_types
 
 WIDTH, HEADS = 32, 4
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from tests.case import close
+from tests.support.case import close
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 UNKNOWN = tf.TensorSpec([None, 4])

@@ -1,9 +1,9 @@
 """What the server sets in Ray: settings by the environment, and the private names of Ray that have
 no public setting instead.
 
-No other module may import a private module of Ray (ruff, TID251). If a name is gone in a
-new release of Ray, tests/test_serve_life.py says so: look up what the release does in its place,
-and change or delete the function here.
+No other module may import a private module of Ray (ruff, TID251). If a name is gone in a new
+release of Ray, tests/serving/test_serve_life.py says so: look up what the release does in its
+place, and change or delete the function here.
 """
 
 from __future__ import annotations

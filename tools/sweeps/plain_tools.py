@@ -25,7 +25,7 @@ import tqdm
 
 from jax2tf.tools.sweeps import plain_runs, reports, runtimes, workers
 
-# Of tests.plain_models and tests.models.
+# Of tests.support.plain_models and tests.models.
 MODELS = """
   cnn transposed_unet bidirectional_lstm masked_encoder keras_cnn vae mlp autoencoder gan_generator
   mixture_of_experts bidirectional_gru wavenet unet resnet convnext vit mlp_mixer
@@ -36,7 +36,7 @@ COLUMNS = [f"{tool}, {way}" for tool in plain_runs.TOOLS for way in _WAYS]
 
 
 def _entry(model: str) -> Any:
-  own = importlib.import_module("tests.plain_models").ENTRIES
+  own = importlib.import_module("tests.support.plain_models").ENTRIES
   return own[model] if model in own else importlib.import_module("tests.models").load(model)
 
 

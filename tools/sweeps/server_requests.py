@@ -1,8 +1,8 @@
 """Random requests for `jax2tf serve`, valid and invalid ones, each with what JAX answers or with
 the fact that it has to be refused.
 
-`server_fuzz` sends them to a server, and tests/test_serve_fuzz.py to the parsers. A request depends
-on its seed alone.
+`server_fuzz` sends them to a server, and tests/serving/test_serve_fuzz.py to the parsers. A request
+depends on its seed alone.
 """
 
 from __future__ import annotations

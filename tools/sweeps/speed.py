@@ -87,7 +87,7 @@ def functions(
 def measured(model: Model, gradient: bool, seconds: float) -> Numbers:
   """The numbers of a model. Raises if values differ from JAX's, or if more contractions run than
   JAX has."""
-  from tests.case import executed_op_types  # noqa: PLC0415  (only a checkout has it)
+  from tests.support.case import executed_op_types  # noqa: PLC0415  (only a checkout has it)
 
   in_jax, ways = functions(model, gradient)
   params, x = model.params(), model.x()
