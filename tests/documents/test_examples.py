@@ -53,14 +53,14 @@ def test_each_example_is_run_by_a_test() -> None:
   texts, reached = {path.stem: path.read_text(encoding="utf-8") for path in EXAMPLES}, set(RUN_BY)
   for _ in texts:
     said = "\n".join(texts[name] for name in reached)
-    reached |= {
-      name
-      for name in texts
-      if re.search(
-        rf'(?m)^\s*(from jax2tf\.examples[\w.]* )?import .*\b{name}\b|"{name}\.py"', said
-      )
-    }
+    reached |= {name for name in texts if re.search(_uses(name), said)}
   assert reached == texts.keys()
+
+
+def _uses(name: str) -> str:
+  """The regular expression of an import of an example, or of its file's name."""
+  imported = rf"(?m)^\s*(from jax2tf\.examples[\w.]* )?import .*\b{name}\b"
+  return rf'{imported}|^\s*from jax2tf\.examples\.{name} import|"{name}\.py"'
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
