@@ -5,7 +5,7 @@ from . import warmup as warmup
 from .arguments import Added
 from .batching import Batching
 from .builder import Model
-from .libraries import from_equinox, from_flax_linen, from_flax_nnx, from_haiku
+from .from_libraries import from_equinox, from_flax_linen, from_flax_nnx, from_haiku
 from .saving import save
 from .state import refs_as_state
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.tools.serving import bodies, model, protobuf, rest
-from jax2tf.tools.sweeps import reports, server_fuzz, server_requests
+from jax2tf.tools.sweeps import grpc_requests, reports, server_fuzz, server_requests
 
 MAX_BYTES = server_fuzz.MAX_REQUEST_MB << 20
 
@@ -63,7 +63,7 @@ def _grpc(
 @pytest.mark.filterwarnings("ignore:Setting the dtype on a NumPy array")
 @pytest.mark.parametrize("interface", ["rest", "grpc"])
 def test_random_requests(models: Mapping[str, model.Model], interface: str) -> None:
-  made, asked = {"rest": (server_requests.rest, _rest), "grpc": (server_requests.by_grpc, _grpc)}[
+  made, asked = {"rest": (server_requests.rest, _rest), "grpc": (grpc_requests.by_grpc, _grpc)}[
     interface
   ]
   faults, answered, count = [], 0, 100

@@ -30,7 +30,7 @@ from tensorflow_serving.apis import predict_pb2
 from tqdm import tqdm
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.sweeps import clients, reports, server_requests, serving_report
+from jax2tf.tools.sweeps import clients, grpc_requests, reports, server_requests, serving_report
 from jax2tf.tools.sweeps.server_requests import Arrays, Case
 
 MAX_REQUEST_MB = 4
@@ -326,7 +326,7 @@ def main(requests: int, seed: int, keep: bool) -> None:
       rest = _Rest(server.http_port)
       asked = {
         "REST": (server_requests.rest, rest.ask),
-        "gRPC": (server_requests.by_grpc, _Grpc(channel).ask),
+        "gRPC": (grpc_requests.by_grpc, _Grpc(channel).ask),
       }
       for make, ask in asked.values():
         _run(make, ask, warm_up)
