@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.extend.core.primitives as P
 import tensorflow as tf
+from jax.extend.core import JaxprEqn
 
 from jax2tf import _jax_compat, _tf_compat, gradient, interpreter, native
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
@@ -240,7 +241,7 @@ _STACKS = (
 )
 
 
-def _stacks(eqn: Any) -> bool:
+def _stacks(eqn: JaxprEqn) -> bool:
   """Whether an equation is a scan that stacks the outputs of its steps."""
   if eqn.primitive is not P.scan_p:
     return False

@@ -18,7 +18,7 @@ import jax
 import jax.extend.core.primitives as P
 from jax import tree_util
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Literal, jaxpr_as_fun
+from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
 from jax2tf import _jax_compat, _tf_compat, refs
@@ -340,7 +340,7 @@ def derivative(
   return Derivative(lambda: jaxpr, subject, wrt, results, prepare, saved_orders, program)
 
 
-def _omits_effects(eqn: Any) -> bool:
+def _omits_effects(eqn: JaxprEqn) -> bool:
   """Whether JAX's derivative rule of an equation omits a barrier or a check."""
   if eqn.primitive is P.remat_p:
     return bool(eqn.params["differentiated"])

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.errors import Gap, lowering_error
@@ -80,7 +80,7 @@ def quiet(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
   return replaced(jaxpr, eqns=eqns, effects=_without_debug(jaxpr.effects))
 
 
-def _quiet_equation(eqn: Any) -> Any:
+def _quiet_equation(eqn: JaxprEqn) -> Any:
   quiet_inside = map_inner(eqn, quiet)
   return eqn if quiet_inside is eqn else quiet_inside.replace(effects=_without_debug(eqn.effects))
 

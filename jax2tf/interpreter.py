@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal
 
 from jax2tf import _jax_compat, _tf_compat, errors
 from jax2tf.context import RuleContext, scope_name
@@ -32,7 +32,7 @@ Lower = Callable[..., list[tf.Tensor]]
 Watch = Callable[[Any, str], contextlib.AbstractContextManager[Any]]
 
 
-def _unwatched(eqn: Any, caller: str) -> contextlib.AbstractContextManager[Any]:
+def _unwatched(eqn: JaxprEqn, caller: str) -> contextlib.AbstractContextManager[Any]:
   del eqn, caller
   return contextlib.nullcontext()
 
@@ -124,7 +124,7 @@ class GraphEmitter:
 
   def equation(
     self,
-    eqn: Any,
+    eqn: JaxprEqn,
     operands: list[tf.Tensor],
     caller: str,
     places: Places = (),
@@ -183,7 +183,7 @@ class GraphEmitter:
     return tensor
 
 
-def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+def _results(ctx: RuleContext, eqn: JaxprEqn, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
   """The results of the rule of an equation, as a sequence."""
   rule = rule_for(eqn.primitive)
   if rule is None:  # `prepare` checked the user's jaxpr, but a rule created this one
@@ -196,7 +196,7 @@ def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Seque
   return results
 
 
-def _sharded(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+def _sharded(ctx: RuleContext, eqn: JaxprEqn, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
   """The results with the shardings of the equation or of their avals; calls, loops and branches did
   this inside."""
   if not ctx.destination.spreads or inner_jaxprs(eqn):

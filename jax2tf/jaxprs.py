@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, Literal, Primitive, jaxprs_in_params
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, jaxprs_in_params
 
 from jax2tf import _jax_compat
 from jax2tf._jax_compat import ClosedJaxpr as ClosedJaxpr  # noqa: PLC0414  (here is where to import these three from)
@@ -48,7 +48,7 @@ def part(jaxpr: Any, eqns: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr
   )
 
 
-def inner_jaxprs(eqn: Any) -> list[Jaxpr]:
+def inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
   """The jaxprs among the params of an equation, opened."""
   return list(jaxprs_in_params(eqn.params))
 
@@ -89,7 +89,7 @@ def located(
   return visit(opened(jaxpr), functools.partial(definition, jaxpr))
 
 
-def _line(eqn: Any, caller: Callable[[], str]) -> str:
+def _line(eqn: JaxprEqn, caller: Callable[[], str]) -> str:
   return user_line(eqn, "") or caller()
 
 
@@ -136,7 +136,7 @@ def live(eqns: Sequence[Any], results: Sequence[Any]) -> list[Any]:
   return kept[::-1]
 
 
-def map_inner(eqn: Any, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Any:
+def map_inner(eqn: JaxprEqn, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Any:
   """The equation with each jaxpr among its params changed; the same object if no jaxpr is.
 
   Args:
@@ -177,7 +177,7 @@ def _primitives(jaxpr: Jaxpr) -> frozenset[Primitive]:
   return frozenset(eqn.primitive for eqn in walk(jaxpr))
 
 
-def function_of(eqn: Any) -> Jaxpr | None:
+def function_of(eqn: JaxprEqn) -> Jaxpr | None:
   """The inner jaxpr of an equation that calls it once with its own operands."""
   inner = inner_jaxprs(eqn)
   return (

@@ -11,7 +11,7 @@ import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import tensorflow as tf
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
@@ -36,7 +36,7 @@ def _on_key_data(
   return ctx.lower(jaxpr, *operands)
 
 
-def on_words(eqn: Any) -> Any:
+def on_words(eqn: JaxprEqn) -> Any:
   """The equation; of a primitive that moves or compares keys, the same primitive for each uint32
   word of the keys."""
   avals_in, avals_out = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))

@@ -21,7 +21,7 @@ import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
 from jax import export
-from jax.extend.core import Jaxpr, Literal, Primitive, jaxpr_as_fun
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, stablehlo
 from jax.interpreters import mlir
@@ -209,7 +209,7 @@ def _parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[bo
   return found
 
 
-def _holds(eqn: Any, primitives: Sequence[Primitive]) -> bool:
+def _holds(eqn: JaxprEqn, primitives: Sequence[Primitive]) -> bool:
   """Whether an equation, or one inside it, is of one of these primitives."""
   inner = (e for body in jaxprs.inner_jaxprs(eqn) for e in _walk(body))
   return eqn.primitive in primitives or any(e.primitive in primitives for e in inner)

@@ -14,7 +14,7 @@ import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, Literal, Primitive, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
 
 from jax2tf import _jax_compat, jaxprs
 from jax2tf.jaxprs import opened
@@ -78,7 +78,7 @@ class Flat:
       )
       self._atoms.update(zip(eqn.outvars, results, strict=True))
 
-  def results(self, eqn: Any) -> list[Any]:
+  def results(self, eqn: JaxprEqn) -> list[Any]:
     """The results of an equation, which is added unless an equal one is there, or its result is a
     number."""
     if (number := _converted(eqn)) is not None:
@@ -102,7 +102,7 @@ class Flat:
     return results
 
 
-def _converted(eqn: Any) -> Literal | None:
+def _converted(eqn: JaxprEqn) -> Literal | None:
   """The result of the conversion of a number, as JAX computes it where it differentiates; else
   None."""
   if eqn.primitive is not P.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
@@ -126,7 +126,7 @@ def _is_real(dtype: Any) -> bool:
   return isinstance(dtype, np.dtype) and not jax.dtypes.issubdtype(dtype, np.complexfloating)
 
 
-def key_of(eqn: Any, operands: Sequence[Any]) -> Any:
+def key_of(eqn: JaxprEqn, operands: Sequence[Any]) -> Any:
   """A key that equations with equal results share. One that has an effect or draws shares its key
   with none.
 
@@ -172,12 +172,12 @@ def _bits(param: Any) -> Any:
   return (type(param), param) if isinstance(param, bool | int | np.generic) else param
 
 
-def _with_operands(eqn: Any, operands: Sequence[Any]) -> Any:
+def _with_operands(eqn: JaxprEqn, operands: Sequence[Any]) -> Any:
   same = all(a is b for a, b in zip(eqn.invars, operands, strict=True))
   return eqn if same else eqn.replace(invars=list(operands))
 
 
-def _is_plain(eqn: Any) -> bool:
+def _is_plain(eqn: JaxprEqn) -> bool:
   """Whether an equation is a call that does nothing but call."""
   if eqn.primitive is not P.jit_p or eqn.effects or eqn.params["jaxpr"].consts:
     return False

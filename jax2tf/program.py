@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from jax2tf import _jax_compat, effects, errors, idioms, jaxprs
 from jax2tf.dtypes import data_of
@@ -286,7 +286,7 @@ def _refuse(jaxpr: ClosedJaxpr, of: Subject, is_gap: Callable[[Any], Any]) -> No
     raise errors.lowering_error(of.function, gaps)
 
 
-def gap(eqn: Any) -> tuple[str, str]:
+def gap(eqn: JaxprEqn) -> tuple[str, str]:
   """(reason, advice) for an equation without a rule."""
   if foreign := _foreign(eqn):
     reason = (
@@ -297,7 +297,7 @@ def gap(eqn: Any) -> tuple[str, str]:
   return refusal(eqn.primitive) or errors.no_rule(why_not(eqn))
 
 
-def _foreign(eqn: Any) -> Any:
+def _foreign(eqn: JaxprEqn) -> Any:
   """An extended dtype of the equation, no typed PRNG key, whose data cannot stand for its elements;
   or None."""
   found = (getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars))
@@ -312,7 +312,7 @@ def lowered_equations(
   no branch for another platform, nothing that a rule leaves out. Primitives of libraries are
   calls."""
 
-  def inside(eqn: Any) -> Sequence[Any]:
+  def inside(eqn: JaxprEqn) -> Sequence[Any]:
     platforms = eqn.params.get("branches_platforms")
     if eqn.primitive is not P.cond_p or platforms is None:
       return lowered_inside(eqn)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.dtypes import WIDER
@@ -149,7 +149,7 @@ def refusal(primitive: Primitive) -> tuple[str, str] | None:
   return found if found and _jax_compat.is_of_jax(primitive) else None
 
 
-def lowered_inside(eqn: Any) -> Sequence[Any]:
+def lowered_inside(eqn: JaxprEqn) -> Sequence[Any]:
   """The jaxprs among the params of an equation that its rule lowers; none without a rule."""
   if (entry := _RULES.get(eqn.primitive)) is None:
     return []

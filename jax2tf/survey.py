@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from jax.extend.core import JaxprEqn
 
 from jax2tf import _tf_compat, interpreter, lines, program
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
@@ -43,7 +44,7 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
   found: dict[tf.Operation, tuple[str, str]] = {}
 
   @contextlib.contextmanager
-  def note(eqn: Any, caller: str) -> Iterator[None]:
+  def note(eqn: JaxprEqn, caller: str) -> Iterator[None]:
     """Records the equation that made each op: the innermost one, which comes first."""
     graph: Any = _tf_compat.current_graph()
     before = len(graph.operations)

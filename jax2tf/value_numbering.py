@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal
 
 from jax2tf._tf_compat import scopes
 from jax2tf.jaxprs import inner_jaxprs, opened, variables
@@ -88,7 +88,7 @@ class Naming:
     self._known: dict[Any, Name] = {}
     self._keys: dict[Any, Any] = {}
 
-  def has(self, eqn: Any) -> bool:
+  def has(self, eqn: JaxprEqn) -> bool:
     """Whether there are tensors of all results of an equation, which are then in the
     environment."""
     if not all(v in self._made_by for v in eqn.outvars):
@@ -99,7 +99,7 @@ class Naming:
     self._env.update(zip(eqn.outvars, found, strict=True))
     return True
 
-  def name(self, eqn: Any) -> None:
+  def name(self, eqn: JaxprEqn) -> None:
     """Names the results of an equation, which are in the environment."""
     for v in eqn.outvars:
       if v in self._made_by:
@@ -121,7 +121,7 @@ class Naming:
       self._keys[variable] = self._new_key(*self._made_by[variable])
     return self._keys[variable]
 
-  def _new_key(self, eqn: Any, i: int) -> Any:
+  def _new_key(self, eqn: JaxprEqn, i: int) -> Any:
     return key_of(eqn, [self._name(v) for v in eqn.invars]), i
 
 
@@ -139,7 +139,7 @@ class WorkList:
     """The equation to emit now, whose operands are in the environment; None at the end."""
     return self._left.pop() if self._left else None
 
-  def emitted(self, eqn: Any) -> None:
+  def emitted(self, eqn: JaxprEqn) -> None:
     """Says that the results of an equation are in the environment."""
 
 
@@ -150,7 +150,7 @@ class NamedWorkList(WorkList):
     super().__init__(eqns)
     self._names = names
 
-  def emitted(self, eqn: Any) -> None:
+  def emitted(self, eqn: JaxprEqn) -> None:
     self._names.name(eqn)
 
 
@@ -168,7 +168,7 @@ class LazyWorkList(NamedWorkList):
     self._env = env
     self._emitted: set[int] = set()
 
-  def emitted(self, eqn: Any) -> None:
+  def emitted(self, eqn: JaxprEqn) -> None:
     super().emitted(eqn)
     self._emitted.add(id(eqn))
 
@@ -188,7 +188,7 @@ class LazyWorkList(NamedWorkList):
   def _producers(self, atoms: Sequence[Any]) -> list[Any]:
     return [self._made_by[v] for v in variables(atoms) if v in self._made_by]
 
-  def _is_there(self, eqn: Any) -> bool:
+  def _is_there(self, eqn: JaxprEqn) -> bool:
     """Whether there are tensors of all results, which are then in the environment."""
     return all(v in self._env for v in eqn.outvars) or self._names.has(eqn)
 

@@ -51,7 +51,7 @@ from jax._src.state import discharge as _discharge
 from jax._src.state import primitives as _state_primitives
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax._src.state.types import ReadEffect as _ReadEffect
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import mlir as _mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
@@ -99,7 +99,7 @@ def is_tracing() -> bool:
   return not _core.trace_state_clean()
 
 
-def named_scopes(eqn: Any) -> str:
+def named_scopes(eqn: JaxprEqn) -> str:
   """The user's name scopes around an equation, such as `attention/softmax`, without JAX's
   transformations."""
   return "/".join(
@@ -109,7 +109,7 @@ def named_scopes(eqn: Any) -> str:
   )
 
 
-def in_place_of(call: Any, eqn: Any) -> Any:
+def in_place_of(call: Any, eqn: JaxprEqn) -> Any:
   """An equation from inside a `jit`, inlined: in the scope of the call, and with its line if it has
   none."""
   inner, outer = eqn.source_info, call.source_info
@@ -163,7 +163,7 @@ def is_ref(x: Any) -> bool:
   return isinstance(_core.typeof(x), _AbstractRef)
 
 
-def only_reads(eqn: Any, ref: Any) -> bool:
+def only_reads(eqn: JaxprEqn, ref: Any) -> bool:
   """Whether an equation declares a read of this mutable array, and no other effect on it."""
   effects = [e for e in eqn.effects if isinstance(e, _effects.JaxprInputEffect) and e.input is ref]
   return bool(effects) and all(isinstance(e, _ReadEffect) for e in effects)
@@ -237,7 +237,7 @@ _replaced_hook = _config.default_device._update_thread_local_hook
 _config.default_device._update_thread_local_hook = _on_default_device
 
 
-def default_device_of(eqn: Any) -> str | None:
+def default_device_of(eqn: JaxprEqn) -> str | None:
   """The device name that `default_device_recorded` recorded."""
   return (eqn.ctx.xla_metadata or {}).get(_DEFAULT_DEVICE)
 

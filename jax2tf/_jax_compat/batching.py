@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from jax._src import source_info_util
 from jax._src.interpreters import batching
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 
 _ELEMENTWISE = (batching.vectorized_batcher, batching.broadcast_batcher)
 
@@ -24,7 +23,7 @@ def is_elementwise(primitive: Primitive) -> bool:
 
 
 @contextlib.contextmanager
-def traced_as(eqn: Any) -> Iterator[None]:
+def traced_as(eqn: JaxprEqn) -> Iterator[None]:
   """What is traced inside has the line, the name scopes and the configuration of an equation."""
   info = eqn.source_info
   scopes = source_info_util.current_name_stack() + info.name_stack

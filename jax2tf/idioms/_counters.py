@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.extend.core.primitives as P
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal
 
 from jax2tf.idioms._dataflow import Dataflow, is_array
 from jax2tf.idioms._loops import Scan
@@ -124,7 +124,7 @@ def _is_number(v: Any) -> bool:
   return is_array(v) and v.aval.dtype.kind in "iub" and v.aval.shape in ((), (1,))
 
 
-def _is_arithmetic(eqn: Any) -> bool:
+def _is_arithmetic(eqn: JaxprEqn) -> bool:
   """Whether NumPy computes the same."""
   return (
     eqn.primitive in _ARITHMETIC

@@ -9,7 +9,7 @@ from typing import Any
 import jax.extend.core.primitives as P
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import Literal, Primitive, Var
+from jax.extend.core import JaxprEqn, Literal, Primitive, Var
 
 from jax2tf.jaxprs import variables
 
@@ -31,7 +31,7 @@ class Dataflow:
     for place, eqn in enumerate(eqns):
       self._note(place, eqn)
 
-  def _note(self, place: int, eqn: Any) -> None:
+  def _note(self, place: int, eqn: JaxprEqn) -> None:
     for v in eqn.outvars:
       self._maker[v] = place, eqn
     self._uses.update(variables(eqn.invars))
@@ -62,7 +62,7 @@ class Dataflow:
     for eqn in old:
       self._release(eqn)
 
-  def _release(self, eqn: Any) -> None:
+  def _release(self, eqn: JaxprEqn) -> None:
     for v in variables(eqn.invars):
       self._uses[v] -= 1
       if not self._uses[v] and v in self._maker:
@@ -81,7 +81,7 @@ def new_var(like: Any, shape: Sequence[Any]) -> Any:
   return Var(ShapedArray(tuple(shape), like.aval.dtype))
 
 
-def reshape(eqn: Any, source: Any, target: Any) -> Any:
+def reshape(eqn: JaxprEqn, source: Any, target: Any) -> Any:
   """target = reshape(source), at the line of `eqn`."""
   params = {"new_sizes": target.aval.shape, "dimensions": None, "sharding": None}
   return eqn.replace(primitive=P.reshape_p, invars=[source], outvars=[target], params=params)

@@ -3,9 +3,8 @@ reverse the kernel."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.extend.core.primitives as P
+from jax.extend.core import JaxprEqn
 
 from jax2tf.idioms._dataflow import Dataflow, Equations
 from jax2tf.idioms._variants import variant
@@ -13,7 +12,7 @@ from jax2tf.idioms._variants import variant
 conv_of_reversed_p = variant(P.conv_general_dilated_p, reversed_kernel=True)
 
 
-def reversed_kernel(flow: Dataflow, eqn: Any) -> Equations | None:
+def reversed_kernel(flow: Dataflow, eqn: JaxprEqn) -> Equations | None:
   """conv(image, rev(kernel)) -> conv_of_reversed(image, kernel)."""
   if (rev := flow.sole(eqn.invars[1], P.rev_p)) is None:
     return None

@@ -12,7 +12,7 @@ from typing import Any
 import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
@@ -53,7 +53,7 @@ def _counted_scan(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Any:
   return scan(ctx, *operands, **params)
 
 
-def counted(flow: Dataflow, eqn: Any) -> Equations | None:
+def counted(flow: Dataflow, eqn: JaxprEqn) -> Equations | None:
   """scan over numbers that `counter_p` makes -> `counted_scan_p`."""
   n_outer = sum(_split(eqn.params))
   outer, xs = eqn.invars[:n_outer], eqn.invars[n_outer:]

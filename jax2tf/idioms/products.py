@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.extend.core.primitives as P
+from jax.extend.core import JaxprEqn
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
 
 
-def swapped(flow: Dataflow, eqn: Any) -> Equations | None:
+def swapped(flow: Dataflow, eqn: JaxprEqn) -> Equations | None:
   """transpose(dot_general(lhs, rhs)) -> dot_general(rhs, lhs): the gradient of each dense kernel is
   such a pair."""
   if (dot := flow.sole(eqn.invars[0], P.dot_general_p)) is None:
@@ -36,7 +35,7 @@ def swapped(flow: Dataflow, eqn: Any) -> Equations | None:
   ]
 
 
-def untransposed(flow: Dataflow, eqn: Any) -> Equations | None:
+def untransposed(flow: Dataflow, eqn: JaxprEqn) -> Equations | None:
   """dot_general(transpose(x), y) -> dot_general(x, y), which contracts other dimensions."""
   operands, numbers, found = (
     list(eqn.invars),

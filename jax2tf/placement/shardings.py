@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from jax2tf import _jax_compat
@@ -23,7 +23,7 @@ _SHARDINGS = {
 }
 
 
-def has_sharding(eqn: Any) -> bool:
+def has_sharding(eqn: JaxprEqn) -> bool:
   """Whether an equation shards a value over several devices."""
   values = (eqn.params[name] for name in _SHARDINGS.intersection(eqn.params))
   return any(

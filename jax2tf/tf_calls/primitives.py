@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import tensorflow as tf
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from jax2tf import _jax_compat, _tf_compat
@@ -154,7 +154,7 @@ def _in_front(
   )
 
 
-def _known(saveable: Any, unknown: Sequence[bool], here: Sequence[bool], eqn: Any) -> Any:
+def _known(saveable: Any, unknown: Sequence[bool], here: Sequence[bool], eqn: JaxprEqn) -> Any:
   """The rematerialisation rule of a call: values that may have changed are never recomputed.
 
   Args:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.extend.core.primitives as P
 import numpy as np
-from jax.extend.core import Literal, jaxpr_as_fun
+from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
 
 from jax2tf.idioms._dataflow import same
 from jax2tf.idioms.fused._inline import inlined
@@ -53,7 +53,7 @@ def matched(
   return _equation(made_by, made_by[template.outvars[0]], root, Match(maker, roughly))
 
 
-def _equation(made_by: Mapping[Any, Any], of: Any, eqn: Any, match: Match) -> Match | None:
+def _equation(made_by: Mapping[Any, Any], of: Any, eqn: JaxprEqn, match: Match) -> Match | None:
   if (
     of.primitive is not eqn.primitive
     or len(of.invars) != len(eqn.invars)
@@ -108,7 +108,7 @@ def _literal(wanted: Any, atom: Any, match: Match) -> Match | None:
   return match if np.array_equal(wanted.val, atom.val) else None
 
 
-def _alike(of: Any, eqn: Any) -> bool:
+def _alike(of: Any, eqn: JaxprEqn) -> bool:
   if of.primitive is P.custom_jvp_call_p:
     return _same_function(of, eqn)
   keys = of.params.keys() - PLACEMENT_PARAMS
@@ -121,7 +121,7 @@ def _equal(a: Any, b: Any) -> bool:
   return a is b or bool(np.all(a == b))
 
 
-def _same_function(of: Any, eqn: Any) -> bool:
+def _same_function(of: Any, eqn: JaxprEqn) -> bool:
   """Whether two functions with custom derivative rules have the same dataflow, and their rules
   too."""
   if [v.aval.str_short() for v in of.invars] != [v.aval.str_short() for v in eqn.invars]:
@@ -145,7 +145,7 @@ def _same_dataflow(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
   )
 
 
-def _function_and_rule(eqn: Any) -> Iterator[ClosedJaxpr]:
+def _function_and_rule(eqn: JaxprEqn) -> Iterator[ClosedJaxpr]:
   """A function, and its tangent as a function of primals and tangents."""
   body = closed(eqn.params["call_jaxpr"])
   yield inlined(body)
