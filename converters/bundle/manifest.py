@@ -9,13 +9,15 @@ import json
 import platform
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from . import files, paths
+
+_Kind = TypeVar("_Kind")
 
 _FORMAT = 1
 _PACKAGES = ("jax2tf", "jax", "jaxlib", "tensorflow", "numpy")
@@ -148,13 +150,20 @@ def read(directory: paths.Given) -> Manifest:
     if found.pop("format") != _FORMAT:
       raise ValueError("of another format")
     found["signatures"] = {
-      name: SignatureRecord(**record) for name, record in found["signatures"].items()
+      name: _of_fields(SignatureRecord, record) for name, record in found["signatures"].items()
     }
-    return Manifest(**found)
+    return _of_fields(Manifest, found)
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise ValueError(
       f"{place} cannot be read by this jax2tf ({error}); save the model again"
     ) from error
+
+
+def _of_fields(kind: type[_Kind], record: Mapping[str, Any]) -> _Kind:
+  """A dataclass of a record. A later jax2tf may have added fields, which nobody has to know as long
+  as the format is the same."""
+  known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+  return kind(**{name: value for name, value in record.items() if name in known})
 
 
 def hash_of_arrays(arrays: Iterable[Any]) -> str:

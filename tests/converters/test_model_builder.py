@@ -319,6 +319,15 @@ def test_the_manifest(tmp_path: Path) -> None:
   assert manifest.read(model.save(tmp_path)).weights != record.weights
 
 
+def test_a_field_that_a_later_version_added_is_no_obstacle(tmp_path: Path) -> None:
+  path = both().save(tmp_path)
+  record = json.loads((path / files.MANIFEST).read_text())
+  record["later"] = record["signatures"]["embed"]["later"] = 1
+  before = manifest.read(path)
+  (path / files.MANIFEST).write_text(json.dumps(record))
+  assert manifest.read(path) == before
+
+
 def test_a_manifest_that_is_not_there_or_not_ours(tmp_path: Path) -> None:
   with pytest.raises(FileNotFoundError, match=r"jax2tf\.converters\.saved_model did not save it"):
     manifest.read(tmp_path)
