@@ -43,13 +43,14 @@ from jax._src import test_util as jtu
 from jax.test_util import check_grads
 
 jax2tf.convert(jnp.sin)(1.0)  # the rules are there from now on
-eigh = registry._RULES[jax.lax.linalg.eigh_p]
+eigh = registry.rule_for(jax.lax.linalg.eigh_p)
 signs = lambda vectors, values: (-vectors, values)
-registry._RULES[jax.lax.linalg.eigh_p] = lambda *args, **params: signs(*eigh(*args, **params))
-registry._RULES[P.sinh_p] = lambda ctx, x, **_: tf.sinh(x) + 1e-3
+replaces = lambda primitive: jax2tf.lowers(primitive, replace=True)
+replaces(jax.lax.linalg.eigh_p)(lambda *args, **params: signs(*eigh(*args, **params)))
+replaces(P.sinh_p)(lambda ctx, x, **_: tf.sinh(x) + 1e-3)
 unknown_p = jax.extend.core.Primitive("unknown")
 unknown_p.def_impl(np.positive)
-registry._RULES[unknown_p] = lambda ctx, x: ctx.refuse("nobody knows it", "leave it out")
+jax2tf.lowers(unknown_p)(lambda ctx, x: ctx.refuse("nobody knows it", "leave it out"))
 unknown_p.def_abstract_eval(lambda x: x)
 jax.interpreters.mlir.register_lowering(unknown_p, lambda ctx, x: [x])
 
