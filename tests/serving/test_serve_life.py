@@ -117,12 +117,12 @@ def _hangs_after(
 @pytest.mark.parametrize(
   ("expected", "how"),
   [
-    (3, {}),
-    (3, {"share": 0.01}),
+    (1.5, {}),
+    (1.5, {"share": 0.01}),
     (60, {"share": 0.9}),
     (60, {"waits": True}),
     (30, {"limits": {os.getpid(): 30.0}}),
-    (70, {"step": 10.0}),
+    (40, {"step": 10.0}),
   ],
   ids=[
     "stopped",

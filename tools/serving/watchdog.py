@@ -27,7 +27,7 @@ _PERIOD_SECONDS = 0.5
 # How long a process may leave a call unanswered: one that sleeps, such as a stopped one or one in a
 # deadlock, and one that computes with Python's lock held, such as a parser of much JSON, or that
 # waits for a processor or a disk.
-_ASLEEP_SECONDS, _BUSY_SECONDS = 3.0, 60.0
+_ASLEEP_SECONDS, _BUSY_SECONDS = 1.5, 60.0
 # Ray is slow on a busy machine, and a new cluster has to load all models again.
 CLUSTER_SECONDS = 60.0
 # The share of a core from which on a process computes.
