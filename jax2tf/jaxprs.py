@@ -119,10 +119,15 @@ def transformation(change: Callable[[Jaxpr], Jaxpr]) -> Callable[[Any], Any]:
   return of
 
 
-def with_equations(jaxpr: Jaxpr, eqns: Sequence[Any]) -> Jaxpr:
-  """An open jaxpr with these equations; the same object if they are its own."""
+def with_equations(
+  jaxpr: Jaxpr, eqns: Sequence[Any], results: Sequence[Any] | None = None
+) -> Jaxpr:
+  """An open jaxpr with these equations and results, its own by default; the same object if the
+  equations are its own."""
   are_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
-  return jaxpr if are_same else jaxpr.replace(eqns=list(eqns))
+  if are_same:
+    return jaxpr
+  return jaxpr.replace(eqns=list(eqns), outvars=jaxpr.outvars if results is None else list(results))
 
 
 def live(eqns: Sequence[Any], results: Sequence[Any]) -> list[Any]:

@@ -226,7 +226,6 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, of: Subject, places: Places = ()
     LoweringError: what `jax.export` does not refuse: LAPACK or callbacks on several devices,
       TensorFlow functions that a module only names.
   """
-  del places
   jaxpr = passed(Stage.OUTERMOST, jaxpr, of)
   graphs = [
     ("call_tf", where())

@@ -34,10 +34,7 @@ def normalised(jaxpr: Jaxpr) -> Jaxpr:
     jaxprs.map_inner(eqn, normalised) if eqn.primitive in BODIES else eqn for eqn in jaxpr.eqns
   ]
   eqns, results = flattened(Flat(), inside, jaxpr.outvars)
-  as_before = len(eqns) == len(jaxpr.eqns) and all(
-    a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)
-  )
-  return jaxpr if as_before else jaxpr.replace(eqns=eqns, outvars=results)
+  return jaxprs.with_equations(jaxpr, eqns, results)
 
 
 def flattened(

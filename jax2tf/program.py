@@ -103,17 +103,14 @@ def _without_refs(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
 
 
 def _with_library_calls(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
-  del of
   return with_equations(jaxpr, expanded(jaxpr))
 
 
 def _with_words_of_keys(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
-  del of
   return with_equations(jaxpr, list(map(on_words, jaxpr.eqns)))
 
 
 def _with_idioms(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
-  del of
   return with_equations(jaxpr, idioms.rewritten(jaxpr.eqns, jaxpr.outvars))
 
 
