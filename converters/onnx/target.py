@@ -54,11 +54,12 @@ class Onnx(Target[WrittenModel]):
   def check(self) -> None:
     for module in ("tf2onnx", "onnxruntime"):
       extra(module)
-    newest = extra("onnx.defs").onnx_opset_version()
+    installed = extra("onnx.defs").onnx_opset_version()
+    newest = min(installed, max(releases.OPSETS))
     if not OPSET <= self.opset <= newest:
+      known = "of the onnx that is installed" if newest == installed else "that jax2tf knows"
       raise ValueError(
-        f"opset = {self.opset}; give one from {OPSET} to {newest}, the newest of the onnx that is "
-        "installed"
+        f"opset = {self.opset}; give one from {OPSET} to {newest}, the newest {known}"
       )
 
   def write(self, source: Source, place: Path, name: str) -> WrittenModel:

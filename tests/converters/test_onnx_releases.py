@@ -53,8 +53,9 @@ def loop(x: jax.Array) -> jax.Array:
     (lambda x: jax.nn.softmax(x @ x.T), {"x": "f32[b,4]"}, ("1.14", "1.14")),
     (jnp.where, {"c": "bool[3]", "x": "u32[3]", "y": "u32[3]"}, ("1.14", "1.14")),
     (loop, {"x": "u8[3]"}, ("1.21", "1.21")),
+    (lambda x: jnp.arange(3.0), {"x": "f32[b]"}, ("1.14", "1.14")),  # a graph without nodes
   ],
-  ids=["softmax", "where", "loop"],
+  ids=["softmax", "where", "loop", "constant"],
 )
 def test_a_file_states_its_oldest_runtime(
   fun: Callable[..., Any], inputs: Mapping[str, str], expected: tuple[str, str], tmp_path: Path
