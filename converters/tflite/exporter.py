@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,10 @@ def save(
     >>> made.path.name
     'model.tflite'
   """
-  comparison = Comparison(sizes, samples, examples, rtol, atol)
-  quantized_so = Quantization.of(
+  target = _target(
+    path,
+    overwrite,
+    Comparison(sizes, samples, examples, rtol, atol),
     quantization,
     representative_dataset,
     least_cosine=least_cosine,
@@ -97,7 +100,7 @@ def save(
     inference_output_type=inference_output_type,
   )
   return pipeline.exported_function(
-    TFLite(overwrite, comparison, quantized_so),
+    target,
     fun,
     params,
     path,
@@ -209,8 +212,10 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model.tflite', True)
   """
-  comparison = Comparison(sizes, samples, examples, rtol, atol)
-  quantized_so = Quantization.of(
+  target = _target(
+    path,
+    overwrite,
+    Comparison(sizes, samples, examples, rtol, atol),
     quantization,
     representative_dataset,
     least_cosine=least_cosine,
@@ -221,13 +226,23 @@ def save_model(
     inference_output_type=inference_output_type,
   )
   return pipeline.exported(
-    TFLite(overwrite, comparison, quantized_so),
-    model,
-    path,
-    signatures=signatures,
-    reference=reference,
-    params=params,
-    idioms=idioms,
+    target, model, path, signatures=signatures, reference=reference, params=params, idioms=idioms
+  )
+
+
+def _target(
+  path: str | os.PathLike[str],
+  overwrite: bool,
+  comparison: Comparison,
+  quantization: str | None,
+  representative_dataset: Any,
+  **options: Any,
+) -> TFLite:
+  """The export with these options. The path comes first: reading the samples may take minutes."""
+  target = TFLite(overwrite, comparison)
+  target.check_path(paths.of(path))
+  return replace(
+    target, quantization=Quantization.of(quantization, representative_dataset, **options)
   )
 
 

@@ -337,3 +337,17 @@ def test_other_schemes_are_compared_on_the_same_data(
     (row.output, row.values, row.samples) for row in made.report.rows if row.output == "p"
   } >= {("p", "representative", 6)}
   assert "on 6 representative samples" in made.report.verdict
+
+
+def test_the_path_is_checked_before_samples_are_read(
+  model: saved_model.Model, tmp_path: Path
+) -> None:
+  def samples() -> Iterator[dict[str, np.ndarray]]:
+    pytest.fail("reading samples may take minutes")
+    yield {}
+
+  (tmp_path / "m.tflite").touch()
+  with pytest.raises(FileExistsError, match="exists already"):
+    tflite.save_model(
+      model, tmp_path / "m.tflite", quantization="int8", representative_dataset=samples
+    )
