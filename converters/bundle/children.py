@@ -7,6 +7,7 @@ response file, or ends without one.
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def script(
     after_run=after_run,
   )
   response = ended.response if ended.response is None else pickle.loads(ended.response)
-  return Ended(ended.code, response, ended.runs, ended.late, ended.errors)
+  return dataclasses.replace(ended, response=response)
 
 
 def program(

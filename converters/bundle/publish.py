@@ -199,14 +199,8 @@ def check_version(directory: Path, version: int | None, overwrite: bool) -> None
 def refuse_version(directory: Path) -> None:
   """Raises FileExistsError for a folder that is, or would be, a version: servers find no version in
   a version."""
-  others = (
-    directory.parent.iterdir()
-    if directory.name.isdecimal() and not directory.exists() and directory.parent.is_dir()
-    else ()
-  )
-  if versions.is_saved_model(directory) or any(
-    each.name.isdecimal() and versions.is_saved_model(each) for each in others
-  ):
+  would_be_one = directory.name.isdecimal() and not directory.exists()
+  if versions.is_saved_model(directory) or (would_be_one and versions.served(directory.parent)):
     raise FileExistsError(
       f"{directory} is a version of a model, and not its folder; pass {directory.parent} with "
       f"version={directory.name}, or another folder"

@@ -143,11 +143,14 @@ def exported(
   idioms: str | None = None,
 ) -> Exported:
   """Exports a model. The arguments are those of `save_model` of each target."""
-  final = paths.of(path)
-  _check(target, final)
+  final = _checked(target, path)
   source = Source.of(
     model, signatures=signatures, reference=reference, params=params, idioms=idioms
   )
+  return _exported(target, source, final)
+
+
+def _exported(target: Target[Any], source: Source, final: Path) -> Exported:
   if target.of_one and len(source.signatures) != 1:
     raise ValueError(
       f"{target.of_one} has one signature, and this one has {', '.join(source.signatures)}; "
@@ -174,12 +177,12 @@ def exported_function(
   idioms: str,
 ) -> Exported:
   """Exports `fun(params, *inputs)`. The arguments are those of `save` of each target."""
-  _check(target, paths.of(path))
+  final = _checked(target, path)
   model = Model(
     params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms
   )
   model.add(fun, inputs=inputs, outputs=outputs)
-  return exported(target, model, path)
+  return _exported(target, Source.of(model), final)
 
 
 def completed(
@@ -196,9 +199,12 @@ def completed(
   return Exported(path, report, size, written.oldest_runtime, written.oldest_runtime_for_nan)
 
 
-def _check(target: Target[Any], path: Path) -> None:
-  target.check_path(path)
+def _checked(target: Target[Any], path: paths.Given) -> Path:
+  """The path, after what needs no conversion to be refused."""
+  final = paths.of(path)
+  target.check_path(final)
   target.check()
+  return final
 
 
 def single(

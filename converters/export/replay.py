@@ -16,6 +16,7 @@ import tensorflow as tf
 from jax2tf import _tf_compat
 
 from ..bundle import graphs
+from ..saved_model.arguments import input_specs
 
 # (the op to replace, for its attributes; its operands in the new graph) -> its results.
 Replacement: TypeAlias = Callable[..., Sequence[Any]]
@@ -74,16 +75,6 @@ def frozen(
     name: tf.TensorSpec(variable.shape, variable.dtype, name) for name, variable in state.items()
   }
   return tf.function(function, autograph=False).get_concrete_function(**ordered)
-
-
-def input_specs(concrete: Any) -> dict[str, tf.TensorSpec]:
-  """{name of an argument of a ConcreteFunction: its spec}, in the order of its placeholders.
-
-  TF 2.21: the names of `structured_input_signature` and of placeholders are no argument names: "X"
-  becomes "x", and beside another "x" it becomes "x_1".
-  """
-  parameters = concrete.function_type.parameters
-  return {name: parameter.type_constraint for name, parameter in parameters.items()}
 
 
 def own_inputs(concrete: Any) -> list[tf.Tensor]:
@@ -417,7 +408,4 @@ def is_zeros(tensor: tf.Tensor) -> bool:
 
 def op_types(concrete: Any) -> Iterator[str]:
   """The type of each op, including those of loops and branches."""
-  definition = concrete.graph.as_graph_def()
-  for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
-    for node in nodes:
-      yield node.op
+  return (node.op for node in graphs.nodes(concrete.graph.as_graph_def()))

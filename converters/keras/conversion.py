@@ -14,7 +14,7 @@ from jax import export, tree_util
 import jax2tf
 
 from ..saved_model import parameters
-from ..saved_model.arguments import Arguments, check_order
+from ..saved_model.arguments import Arguments, check_order, name_of
 from ..saved_model.state import Layout
 from .program import Call, Program, Weight
 
@@ -64,7 +64,7 @@ def program(
         layout.of_stored(bound)(params, stored, *args) if layout else ([], bound(params, *args))
       )
 
-    call.__name__ = getattr(fun, "__name__", type(fun).__name__)
+    call.__name__ = name_of(fun)
     shapes = [None, None, None, [", ".join(map(str, aval.shape)) for aval in arguments.avals]]
     return jax2tf.convert(
       call,
@@ -121,5 +121,5 @@ def _check_order(
 ) -> None:
   bound = functools.partial(fun, **dict.fromkeys(options)) if options else fun
   if options:
-    bound.__name__ = getattr(fun, "__name__", type(fun).__name__)
+    bound.__name__ = name_of(fun)
   check_order(bound, names, leading)

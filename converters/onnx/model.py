@@ -16,9 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from .. import extras
+from ..bundle import graphs
 from ..bundle.notation import Spec
 from ..export import replay
 from ..export.source import ExportError, Signature
+from ..saved_model.arguments import input_specs
 from . import bfloat16, fused, handlers
 from .replacements import TABLE
 
@@ -93,10 +95,10 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   )
   concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
   definition = _own_names(concrete.graph.as_graph_def())
-  ops = {node.name: node.op for node in _nodes(definition)}
+  ops = {node.name: node.op for node in graphs.nodes(definition)}
   _refuse_dtypes(signature, definition)
   names = sorted(concrete.structured_outputs)  # TensorFlow sorts a dict by its keys
-  arguments = dict(zip(replay.input_specs(concrete), concrete.inputs, strict=True))
+  arguments = dict(zip(input_specs(concrete), concrete.inputs, strict=True))
   inputs = {tensor.name: name for name, tensor in arguments.items()} | weights.names
   outputs = dict(zip([tensor.name for tensor in concrete.outputs], names, strict=True))
   proto = _by_tf2onnx(signature, definition, ops, inputs, outputs)
@@ -132,12 +134,6 @@ class _Weights:
     return [self._tensors[id(variable)]]
 
 
-def _nodes(definition: Any) -> Iterator[Any]:
-  yield from definition.node
-  for function in definition.library.function:
-    yield from function.node_def
-
-
 def _own_names(definition: Any) -> Any:
   """Makes names of nodes and arguments unique across functions: tf2onnx confuses inner names with
   equal outer ones."""
@@ -162,7 +158,7 @@ def _renamed(operand: str, names: Mapping[str, str]) -> str:
 
 def _refuse_dtypes(signature: Signature, definition: Any) -> None:
   found: dict[str, str] = {}
-  for node in _nodes(definition):
+  for node in graphs.nodes(definition):
     for value in node.attr.values():
       for dtype in (value.type, *value.list.type):
         if dtype in _DTYPES:
@@ -321,7 +317,7 @@ def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _We
   """Sets the order of inputs and outputs, their dtypes, their sizes, and the names of symbolic
   dimensions."""
   record = signature.record
-  arguments = replay.input_specs(concrete)
+  arguments = input_specs(concrete)
   specs_out = {name: Spec.parse(text) for name, text in record.outputs.items()}
   if narrow := [name for name, spec in specs_out.items() if spec.dtype == tf.bfloat16]:
     proto.metadata_props.add(key=bfloat16.OUTPUTS, value=" ".join(narrow))

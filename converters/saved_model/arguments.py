@@ -123,6 +123,16 @@ def _check_classes(what: str, tree: Any) -> None:
     )
 
 
+def input_specs(concrete: Any) -> dict[str, tf.TensorSpec]:
+  """{name of an argument of a ConcreteFunction: its spec}, in the order of its placeholders.
+
+  TF 2.21: the names of `structured_input_signature` and of placeholders are no argument names: "X"
+  becomes "x", and beside another "x" it becomes "x_1".
+  """
+  parameters = concrete.function_type.parameters
+  return {name: parameter.type_constraint for name, parameter in parameters.items()}
+
+
 def name_of(fun: Callable[..., Any]) -> str:
   """The name of a function, or of its class."""
   return getattr(fun, "__name__", type(fun).__name__)
@@ -186,8 +196,7 @@ def _check_case(names: Sequence[str]) -> None:
     if (other := first.setdefault(name.lower(), name)) != name:
       raise ValueError(
         f"{other!r} and {name!r} differ in capital letters only, and TensorFlow saves no "
-        "signature "
-        "that has both; rename one"
+        "signature that has both; rename one"
       )
 
 
@@ -228,8 +237,7 @@ def _check_dtype(name: str, dtype: Any, given: Given) -> None:
   if jax.dtypes.canonicalize_dtype(dtype) != dtype:
     raise ValueError(
       f"input {name!r} is {text}, which JAX narrows here; set jax.config.update('jax_enable_x64', "
-      "True), or "
-      "JAX_ENABLE_X64=1 in the environment"
+      "True), or JAX_ENABLE_X64=1 in the environment"
     )
 
 

@@ -24,6 +24,7 @@ from .arguments import (
   Given,
   check_order,
   checked_results,
+  input_specs,
   name_of,
   output_names,
   tensor_specs,
@@ -278,11 +279,7 @@ def _record(
   defaults: list[str],
   stateful: bool,
 ) -> manifest.SignatureRecord:
-  # TF 2.21: the names in `structured_input_signature` have no capitals.
-  inputs = {
-    name: str(Spec.of(parameter.type_constraint))
-    for name, parameter in concrete.function_type.parameters.items()
-  }
+  inputs = {name: str(Spec.of(spec)) for name, spec in input_specs(concrete).items()}
   results = concrete.structured_outputs
   if not around.postprocess:
     avals = tree_util.tree_leaves(traced.out_info[1] if stateful else traced.out_info)

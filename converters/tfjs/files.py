@@ -18,7 +18,7 @@ from google.protobuf import json_format
 
 from jax2tf import _tf_compat
 
-from ..export import replay
+from ..saved_model.arguments import input_specs
 from . import rule
 from .names import CONTROL, SUPPORTED
 
@@ -34,7 +34,7 @@ _LARGEST_INT_OF_WEBGL = 2**16
 def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
   """(GraphDef with folded constants, {"inputs"|"outputs": {name: {"name", "dtype",
   "tensorShape"}}})."""
-  inputs = dict(zip(replay.input_specs(concrete), concrete.inputs, strict=True))
+  inputs = dict(zip(input_specs(concrete), concrete.inputs, strict=True))
   outputs = dict(zip(sorted(concrete.structured_outputs), concrete.outputs, strict=True))
   signature = {
     kind: {name: _described(tensor) for name, tensor in tensors.items()}

@@ -16,6 +16,7 @@ from ..bundle import manifest
 from ..bundle.calls import Answer
 from ..export import replay
 from ..export.source import ExportError, Source
+from ..saved_model.arguments import input_specs
 from ..saved_model.state import State
 from ..verify import plan
 from . import runtime
@@ -84,9 +85,7 @@ def converted(
   found = {}
   for name, signature in source.signatures.items():
     frozen = replay.frozen(signature.function, table, state=names if signature.state else None)
-    specs = {
-      key: spec for key, spec in frozen.structured_input_signature[1].items() if key not in names
-    }
+    specs = {name: spec for name, spec in input_specs(frozen).items() if name not in names}
     found[name] = runtime.concrete(stateful(frozen), specs) if signature.state else frozen
   return runtime.converted(
     found | {SIGNATURE: runtime.concrete(present, {})}, runtime.with_variables, refuse, module

@@ -18,7 +18,7 @@ from jax import tree_util
 from ..bundle import manifest
 from ..export.source import ExportError, Source
 from ..saved_model import draws
-from ..saved_model.arguments import Arguments
+from ..saved_model.arguments import Arguments, input_specs
 from ..saved_model.builder import Model
 from ..saved_model.domain import Domain
 from ..verify import answers as compare
@@ -154,11 +154,7 @@ class Training:
 
   def _own_specs(self, frozen: Any) -> dict[str, tf.TensorSpec]:
     """The specs of the inputs that are not parameters."""
-    return {
-      name: spec
-      for name, spec in frozen.structured_input_signature[1].items()
-      if name not in self.names
-    }
+    return {name: spec for name, spec in input_specs(frozen).items() if name not in self.names}
 
   def compared(
     self,

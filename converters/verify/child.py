@@ -19,7 +19,7 @@ ABSENT = ("jax", "jaxlib", "jax2tf")
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
   """Loads the model and runs the request. A failure of the model is an answer too."""
-  # behind the lines that hide JAX: TensorFlow imports it where it finds it
+  # the `__main__` block hides JAX first: TensorFlow imports it where it finds it
   import tensorflow as tf  # noqa: PLC0415
 
   response: dict[str, Any] = {"error": "", "signatures": [], "runs": []}

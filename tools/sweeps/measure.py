@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jax2tf.converters.bundle import graphs
+
 _STATUS = pathlib.Path("/proc/self/status")
 
 
@@ -67,12 +69,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 def nodes(graph: Any) -> list[Any]:
   """The NodeDefs of a tf.Graph and of all functions that it calls."""
-  definition = graph.as_graph_def()
-  return [
-    node
-    for part in (definition.node, *(f.node_def for f in definition.library.function))
-    for node in part
-  ]
+  return graphs.nodes(graph.as_graph_def())
 
 
 def op_types(graph: Any) -> list[str]:

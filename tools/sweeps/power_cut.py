@@ -140,9 +140,9 @@ def _of_saved_model(folder: Path) -> float | None:
   # a half version would be seen by a server, also beside a newer one
   for version in versions.numbered(folder):
     tf.saved_model.load(str(folder / str(version)))
-  publish.recover(folder, clear=False)
-  newest = versions.newest(folder)
-  if newest is None:
+  try:
+    newest = publish.saved_model_in(folder)
+  except FileNotFoundError:
     return None
   serve = tf.saved_model.load(str(newest)).signatures["serving_default"]
   return float(serve(x=tf.ones([1, _WIDTH]))["y"][0, 0])
