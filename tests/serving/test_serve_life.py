@@ -323,7 +323,7 @@ def test_a_start_whose_workers_die_before_they_load_a_model_fails(
     dead = sleeper()
     dead.kill()
     dead.wait()
-    assert deaths.lost_workers(tmp_path) < supervisor._LOST_OF_A_START
+    assert deaths.Deaths(tmp_path).lost_workers() < supervisor._LOST_OF_A_START
     (logs / f"worker-cd-01-{dead.pid}.err").write_text(":job_id:01\n")
   monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "250")
   words = (

@@ -53,19 +53,6 @@ def failures(run: Path) -> list[tuple[int, str]]:
   return found
 
 
-def lost_workers(run: Path) -> int:
-  """How many processes of Ray ended before they could become a replica.
-
-  Ray starts each of its workers with a log file, worker-ID-JOB-PID.err. A replica enters itself
-  only after some seconds of imports, and whoever dies before is not in any file of the server.
-  """
-  started = {
-    int(file.stem.rpartition("-")[2]) for file in run.glob("ray/session_2*/logs/worker-*-*.err")
-  }
-  replicas = {int(file.stem) for file in run.glob(f"*.{_REPLICA}")}
-  return sum(not psutil.pid_exists(pid) for pid in started - replicas)
-
-
 def end_sessions(leaders: Set[int]) -> None:
   """Kills the processes of sessions, except this one, so that none writes into the server's folder
   any more.
@@ -112,6 +99,7 @@ class Deaths:
   def __init__(self, run: Path):
     self._run = run
     self._replicas: dict[int, _Replica] = {}
+    self._told: set[int] = set()
     self._killed: dict[int, str] = {}
     self._memory = _memory_kills()
 
@@ -137,12 +125,24 @@ class Deaths:
     ]
     return [(pid, self._of_replica(pid)) for pid in dead]
 
+  def lost_workers(self) -> int:
+    """How many processes of Ray ended before they could become a replica.
+
+    Ray starts each of its workers with a log file, worker-ID-JOB-PID.err. A replica enters itself
+    only after some seconds of imports, and whoever dies before is not in any file of the server.
+    """
+    logs = self._run.glob("ray/session_2*/logs/worker-*-*.err")
+    started = {int(file.stem.rpartition("-")[2]) for file in logs}
+    replicas = {int(file.stem) for file in self._run.glob(f"*.{_REPLICA}")}
+    return sum(not psutil.pid_exists(pid) for pid in started - replicas - self._told)
+
   def _enter(self, file: Path) -> None:
     cluster = json.loads(file.read_text(encoding="utf-8"))["cluster"]
     self._replicas[int(file.stem)] = _Replica(_process(int(file.stem)), _process(cluster))
 
   def _of_replica(self, pid: int) -> str:
     replica = self._replicas.pop(pid)
+    self._told.add(pid)
     for suffix in (_REPLICA, "sock"):
       (self._run / f"{pid}.{suffix}").unlink(missing_ok=True)
     reason = self.reason(pid, None)

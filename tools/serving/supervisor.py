@@ -188,8 +188,7 @@ def _wait(
   run, begin, told, died = Path(options.run), time.monotonic(), 0.0, 0
   say(
     f"starting {_PROXIES} proxies, Ray and {options.replicas} replicas, which load TensorFlow and "
-    "the models; "
-    f"logs: {run / 'ray/session_latest/logs'}"
+    f"the models; logs: {run / 'ray/session_latest/logs'}"
   )
   while True:
     proxies, replicas = len(list(run.glob("*.ready"))), len(list(run.glob("*.sock")))
@@ -209,7 +208,7 @@ def _wait(
           f"the server cannot start: {died} replicas ended while they started: "
           f"{reason}{_last_words(run)}"
         )
-    if (lost := deaths.lost_workers(run)) >= _LOST_OF_A_START:
+    if (lost := seen.lost_workers()) >= _LOST_OF_A_START:
       raise ValueError(
         f"the server cannot start: {lost} processes of Ray ended before they loaded a model"
         f"{ray_settings.memory_monitor(os.environ)}{_last_words(run)}"

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -77,22 +77,21 @@ class Server:
   @property
   def cpu_seconds(self) -> dict[str, float]:
     """The CPU time of the proxies, of the replicas, and of Ray and the server."""
-    found = {"proxy": 0.0, "replica": 0.0, "Ray": 0.0}
-    for pid, title in self.processes.items():
-      with contextlib.suppress(psutil.NoSuchProcess):
-        times = psutil.Process(pid).cpu_times()
-        found[next((kind for kind in ("proxy", "replica") if KINDS[kind] in title), "Ray")] += (
-          times.user + times.system
-        )
-    return found
+    times = self._of_each(lambda process: sum(process.cpu_times()[:2]))
+    return {kind: sum(each) for kind, each in times.items()}
 
   @property
-  def megabytes(self) -> dict[int, float]:
-    """{process id: resident memory in MiB} of the server and its descendants."""
-    found = {}
-    for pid in self.processes:
+  def megabytes(self) -> dict[str, list[float]]:
+    """The resident memory of each proxy, of each replica, and of Ray and the server, in MiB."""
+    return self._of_each(lambda process: process.memory_info().rss / 2**20)
+
+  def _of_each(self, measure: Callable[[psutil.Process], float]) -> dict[str, list[float]]:
+    """{kind: the figures of its processes}, of one look at the server and its descendants."""
+    found: dict[str, list[float]] = {"proxy": [], "replica": [], "Ray": []}
+    for pid, title in self.processes.items():
+      kind = next((kind for kind in ("proxy", "replica") if KINDS[kind] in title), "Ray")
       with contextlib.suppress(psutil.NoSuchProcess):
-        found[pid] = psutil.Process(pid).memory_info().rss / 2**20
+        found[kind].append(measure(psutil.Process(pid)))
     return found
 
   @property

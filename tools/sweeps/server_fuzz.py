@@ -142,12 +142,10 @@ def _run(
 
 def _megabytes(server: clients.Server) -> dict[str, float]:
   """The resident memory of the proxies, of the replicas, and of all processes."""
-  found = dict.fromkeys(("proxies", "replicas", "all processes"), 0.0)
-  sizes = server.megabytes
-  found["all processes"] = sum(sizes.values())
-  for name, kind in (("proxies", "proxy"), ("replicas", "replica")):
-    found[name] = sum(sizes.get(pid, 0.0) for pid in server.pids(kind))
-  return {name: round(size) for name, size in found.items()}
+  totals = {kind: sum(sizes) for kind, sizes in server.megabytes.items()}
+  named = {"proxies": totals["proxy"], "replicas": totals["replica"]}
+  named["all processes"] = sum(totals.values())
+  return {name: round(size) for name, size in named.items()}
 
 
 def _configure(folder: pathlib.Path, versions: tuple[int, ...], stable: int) -> pathlib.Path:

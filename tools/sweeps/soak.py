@@ -316,9 +316,7 @@ def _events(
 def _megabytes(server: clients.Server) -> tuple[float, float]:
   """The resident memory of the largest replica, and of all processes together."""
   sizes = server.megabytes
-  return max((sizes.get(pid, 0.0) for pid in server.pids("replica")), default=0.0), sum(
-    sizes.values()
-  )
+  return max(sizes["replica"], default=0.0), sum(map(sum, sizes.values()))
 
 
 async def _run(
