@@ -17,12 +17,13 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 import jax2tf
-from jax2tf import _tf_compat, traits
+from jax2tf import _tf_compat, native, traits
 from jax2tf.jaxprs import contains
 from jax2tf.tools.sweeps.measure import nodes
 from tests.conformance import harnesses
 from tests.support.case import close
 
+INSTALLED = ".".join(tf.__version__.split(".")[:2])
 X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).standard_normal((3, 3, 1, 2)).astype(np.float32)
 
@@ -197,7 +198,7 @@ def test_static_shapes_and_constraints():
 @pytest.mark.parametrize(
   ("reader", "version"),
   [
-    (None, _tf_compat.stablehlo_version()),
+    (None, native._OF_TENSORFLOW.get(INSTALLED, _tf_compat.stablehlo_version())),
     ("1.0.0", "1.0.0"),
     ("2.16", "0.17.7"),
     ("2.16.1", "0.17.7"),

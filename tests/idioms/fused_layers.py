@@ -1,4 +1,4 @@
-"""Each layer of each library, and whether an idiom takes it, as docs/guide/fused.md has it."""
+"""Layers of libraries that an idiom takes, and some that none takes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ ACTIVATIONS = (
   "softmax",
   "log_softmax",
 )
-# A function and its arguments, or why there is none.
-Cell = tuple[Callable[..., Any], tuple[Any, ...]] | str
-JAX_NN, NONE = "as `jax.nn`", "-"
+# A function and its arguments.
+Cell = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def of_haiku(module: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -124,25 +123,22 @@ def primitives(fun: Callable[..., Any], *args: Any) -> list[str]:
   return [_POOLS.get(eqn.primitive, eqn.primitive.name) for eqn in jaxpr.eqns]
 
 
-def _function(library: Any, name: str) -> Cell:
-  return (getattr(library, name), (X,)) if hasattr(library, name) else JAX_NN
-
-
 LAYERS: dict[str, dict[str, Cell]] = {
   **{
-    name: {library: _function(module, name) for library, module in LIBRARIES.items()}
+    name: {
+      library: (getattr(module, name), (X,))
+      for library, module in LIBRARIES.items()
+      if hasattr(module, name)
+    }
     for name in ACTIVATIONS
   },
   "gelu by erf": {
     **{
       library: (functools.partial(LIBRARIES[library].gelu, approximate=False), (X,))
       for library in ("jax.nn", "linen", "nnx")
-    },
-    "haiku": JAX_NN,
-    "equinox": JAX_NN,
+    }
   },
   "relu in an MLP": {
-    "jax.nn": NONE,
     "linen": (of_linen(linen.Dense(8), linen.relu), (X,)),
     "nnx": (of_nnx(lambda rngs: nnx.Linear(8, 8, rngs=rngs), lambda rngs: nnx.relu), (X,)),
     "haiku": (of_haiku(lambda: hk.nets.MLP([8, 8])), (X,)),
@@ -156,7 +152,6 @@ LAYERS: dict[str, dict[str, Cell]] = {
     "equinox": (lambda x: jax.vmap(jax.vmap(eqx.nn.LayerNorm(8)))(x), (X,)),
   },
   "batch_norm": {
-    "jax.nn": NONE,
     "linen": (of_linen(linen.Conv(4, (3, 3)), linen.BatchNorm(use_running_average=True)), (IMAGE,)),
     "nnx": (
       of_nnx(
@@ -169,7 +164,6 @@ LAYERS: dict[str, dict[str, Cell]] = {
     "equinox": (_equinox_conv_norm, (FEATURES_FIRST,)),
   },
   "max_pool": {
-    "jax.nn": NONE,
     **{
       library: (lambda x, of=LIBRARIES[library]: of.max_pool(x, (2, 2), (2, 2)), (IMAGE,))
       for library in ("linen", "nnx")
@@ -178,7 +172,6 @@ LAYERS: dict[str, dict[str, Cell]] = {
     "equinox": (jax.vmap(eqx.nn.MaxPool2d(2, 2)), (FEATURES_FIRST,)),
   },
   "mean_pool": {
-    "jax.nn": NONE,
     **{
       library: (lambda x, of=LIBRARIES[library]: of.avg_pool(x, (2, 2), (2, 2)), (IMAGE,))
       for library in ("linen", "nnx")
@@ -197,16 +190,16 @@ LAYERS: dict[str, dict[str, Cell]] = {
     "equinox": (_equinox_attention, (X,)),
   },
 }
-# {layer: why no idiom takes it, the name of the idiom, a function, its arguments}
-NOT_TAKEN: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
+# {layer: the name of the idiom, a function, its arguments}
+NOT_TAKEN: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
   "`eqx.nn.PReLU`": (
-    "the slope is a parameter, LeakyRelu's is a number",
+    # the slope is a parameter, LeakyRelu's is a number
     "leaky_relu",
     jax.vmap(eqx.nn.PReLU()),
     (X,),
   ),
   '`hk.avg_pool` with "SAME", `linen.avg_pool(count_include_pad=False)`': (
-    "divides by the number of elements that are in the window",
+    # divides by the number of elements that are in the window
     "mean_pool",
     lambda x: (
       hk.avg_pool(x, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
@@ -215,7 +208,7 @@ NOT_TAKEN: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     (IMAGE,),
   ),
   "`RMSNorm`, `GroupNorm`": (
-    "TensorFlow has no op for them",
+    # TensorFlow has no op for them
     "layer_norm",
     lambda x: (
       of_linen(linen.RMSNorm())(x),
@@ -225,13 +218,13 @@ NOT_TAKEN: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     (X,),
   ),
   "BatchNorm in training": (
-    "its statistics are another use of the convolution's result",
+    # its statistics are another use of the convolution's result
     "batch_norm",
     of_haiku(_haiku_conv_norm, is_training=True),
     (IMAGE,),
   ),
   "attention with a number above -1e30 at masked places, or a mask for each head": (
-    "such a number does not take in every score; Grappler fuses no such mask",
+    # such a number does not take in every score; Grappler fuses no such mask
     "attention",
     lambda x: (
       jax.nn.softmax(jnp.where(MASK, jnp.einsum("bqhd,bkhd->bhqk", x, x) / 2, -1e9)),
@@ -246,7 +239,7 @@ NOT_TAKEN: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     (TOKENS,),
   ),
   "float16, bfloat16, but for `max_pool`": (
-    "TensorFlow's op rounds once less",
+    # TensorFlow's op rounds once less
     "mean_pool",
     lambda x: (linen.avg_pool(x, (2, 2), (2, 2)), jax.nn.gelu(x), jax.nn.softmax(x)),
     (IMAGE.astype(np.float16),),
