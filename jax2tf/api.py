@@ -192,8 +192,7 @@ def convert(
     if _jax_compat.inside_trace():
       raise ValueError(
         f"convert must be used outside all JAX transformations: '{traceable.name}' is called "
-        "inside one. "
-        "Call the converted function from TensorFlow, or the JAX function from JAX"
+        "inside one. Call the converted function from TensorFlow, or the JAX function from JAX"
       )
     found = refs.refs_of((args, kwargs))
     if found:

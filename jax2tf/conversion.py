@@ -149,8 +149,7 @@ class Conversion:
     if self._on_several_devices:
       raise ValueError(
         "A lowered function with sharded arguments or results must be used under a `tf.function` "
-        "context: "
-        f"'{self.traced.name}' runs on several devices"
+        f"context: '{self.traced.name}' runs on several devices"
       )
     self._dimensions.check([x.shape for x in operands])
     sizes = [

@@ -159,9 +159,8 @@ class Call:
     if (unknown := [name for name in shapes if name not in known]) and not takes_any:
       raise ValueError(
         f"polymorphic_shapes names {unknown[0]!r}, and '{self.name}' has no such argument, only "
-        f"{', '.join(sorted(known)) or 'none'}; a "
-        "dict by itself is for arguments by name: put that of the leaves of an argument in a "
-        "list, as in "
+        f"{', '.join(sorted(known)) or 'none'}; a dict by itself is for arguments by name: put "
+        "that of the leaves of an argument in a list, as in "
         f"polymorphic_shapes=[{{{unknown[0]!r}: ...}}]"
       )
     several = shapes.get(rest) if rest else None  # of *args

@@ -169,8 +169,7 @@ class Traceable:
     if not isinstance(value, Hashable) or not _hashes(value):
       raise ValueError(
         f"Non-hashable static arguments are used in '{self.name}': argument {place!r} = {value!r} "
-        "of "
-        f"type {type(value).__name__}; pass a hashable value, for instance a tuple for a list"
+        f"of type {type(value).__name__}; pass a hashable value, for instance a tuple for a list"
       )
 
   def join(

@@ -147,8 +147,7 @@ def _called_back(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Seq
         raise ValueError(
           f"TensorFlow infers another shape for a result of '{function.name}', {aval.shape}, than "
           f"the result has, {np.shape(result)}: leave the result out, or call a public function "
-          "of "
-          "TensorFlow that does, such as tf.linalg.eigvalsh"
+          "of TensorFlow that does, such as tf.linalg.eigvalsh"
         )
     return results
 

@@ -114,8 +114,7 @@ def test_the_words_are_those_of_the_command(row: errors.Row) -> None:
       "it has a preprocess step, which is not JAX's, so it needs your own inputs for x and "
       "reference['s']",
       "it has a preprocess step, which is not JAX's, so it is compared only from Python, with "
-      "your "
-      "own reference",
+      "your own reference",
     ),
     (
       "from_flax_nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; "

@@ -11,7 +11,7 @@ from jax2tf.converters.export.source import ExportError
 from jax2tf.tools.sweeps import runtimes
 
 pytestmark = pytest.mark.skipif(
-  importlib.util.find_spec("openvino") is None, reason="the extra `test` has OpenVINO"
+  importlib.util.find_spec("openvino") is None, reason="the extra `openvino` has OpenVINO"
 )
 
 

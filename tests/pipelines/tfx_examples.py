@@ -1,8 +1,9 @@
 """A signature of serialized Examples under TFX-BSL and tf.Transform, in an environment of theirs:
 `make tfx`.
 
-python tests/pipelines/tfx_examples.py save FOLDER    here, with JAX python
-tests/pipelines/tfx_examples.py run FOLDER     there, where neither JAX nor jax2tf is installed
+python tests/pipelines/tfx_examples.py save FOLDER    here, with JAX
+
+python tests/pipelines/tfx_examples.py run FOLDER     there, without JAX and jax2tf
 """
 
 from __future__ import annotations

@@ -177,8 +177,7 @@ def _shards(patterns: Sequence[str], folder: Path) -> list[Shard]:
     if path.name in shards:
       raise ValueError(
         f"{shards[path.name].source} and {path} have the same name, so their results would "
-        "collide; "
-        "run one folder at a time, each into a folder of its own"
+        "collide; run one folder at a time, each into a folder of its own"
       )
     target = folder / path.name
     if target.resolve() == path.resolve():

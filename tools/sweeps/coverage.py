@@ -75,8 +75,7 @@ def _markdown(report: dict[str, Any]) -> str:
       f"## JAX {version}",
       "",
       f"{entry['primitives'] - len(entry['without_rule'])} of {entry['primitives']} public "
-      "primitives "
-      f"have a lowering rule; refused, each with a reason and a way out: {refused}.",
+      f"primitives have a lowering rule; refused, each with a reason and a way out: {refused}.",
       "",
       "| way | passed | limited | failed | left out |",
       "|---|---|---|---|---|",

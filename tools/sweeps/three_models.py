@@ -22,13 +22,12 @@ import tensorflow as tf
 from jax2tf.converters.verify.report import machine
 from jax2tf.tools.sweeps import reports, wheels
 
-_REQUIREMENTS = ("jax2tf[keras,onnx,tflite,tfjs]", "flax", "openvino")
+_REQUIREMENTS = ("jax2tf[keras,onnx,openvino,tflite,tfjs]", "flax")
 _MODELS = {
   "vision": "a Flax nnx module with convolution, BatchNorm and Dropout, by "
   "`saved_model.from_flax_nnx`",
   "gpt": "a Flax nnx decoder of 4 layers with `nnx.MultiHeadAttention(decode=True)`; a scan over "
-  "its "
-  "cache samples 12 tokens for 2 texts",
+  "its cache samples 12 tokens for 2 texts",
   "ode": "ten midpoint steps whose slope has a `custom_vjp`, trained in Keras by "
   "`jax2tf.keras.Layer`",
 }
