@@ -643,7 +643,7 @@ def test_what_hangs_and_what_ends_with_the_server(
   )
   _until(
     lambda: (
-      f"a replica (process {hangs}) ended and is replaced: it did not answer health calls for 3 s"
+      f"a replica (process {hangs}) ended and is replaced: it did not answer health calls for 2 s"
       in server.said()
     )
   )
