@@ -65,7 +65,7 @@ quickstart: $(VENV)/.examples
 	$(RUN) examples/quickstart.py
 
 quickstart-picture: $(VENV)/.examples
-	$(RUN) -m jax2tf.tools.sweeps.quickstart_picture
+	$(RUN) -m jax2tf.tools.lab.quickstart_picture
 
 start: $(VENV)/.venv
 	rm -rf build/start && mkdir -p build/start
@@ -85,7 +85,7 @@ every-row: $(VENV)/.test
 pipelines: $(VENV)/.test $(VENV)-beam/.beam $(VENV)-spark/.spark
 	$(RUN) -m pytest --every-row -m pipelines $(PYTEST_ARGS)
 	$(PIP) -e '.[dask,ray]'
-	$(RUN) -m jax2tf.tools.sweeps.pipelines --beam $(VENV)-beam/bin/python --spark $(VENV)-spark/bin/python
+	$(RUN) -m jax2tf.tools.lab.pipelines --beam $(VENV)-beam/bin/python --spark $(VENV)-spark/bin/python
 
 tfx: $(VENV)/.test $(VENV)-tfx/.tfx
 	rm -rf build/tfx && mkdir -p build/tfx
@@ -106,84 +106,84 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/lint-imports --no-logo
 
 bench: $(VENV)/.examples
-	$(RUN) -m jax2tf.tools.sweeps.bench
+	$(RUN) -m jax2tf.tools.lab.bench
 
 coverage: $(VENV)/.examples
-	$(RUN) -m jax2tf.tools.sweeps.coverage
+	$(RUN) -m jax2tf.tools.lab.coverage
 
 conformance: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.conformance
-	$(RUN) -m jax2tf.tools.sweeps.fuzz --workers=2
-	$(RUN) -m jax2tf.tools.sweeps.fuzz --control --workers=2
+	$(RUN) -m jax2tf.tools.lab.conformance
+	$(RUN) -m jax2tf.tools.lab.fuzz --workers=2
+	$(RUN) -m jax2tf.tools.lab.fuzz --control --workers=2
 
 # Those of the release that is installed: git archive jax-v0.10.2 tests | tar x. An hour each at most; a second run goes on.
 jax-tests: $(VENV)/.dev
 	@test -n "$(JAX_TESTS)" || { echo "Name tests/ of JAX's repository: make jax-tests JAX_TESTS=/path/to/jax/tests"; exit 1; }
 	failed=0; for x64 in --nox64 --x64; do \
-	  $(RUN) -m jax2tf.tools.sweeps.jax_tests --tests "$(JAX_TESTS)" $$x64 $(JAX_TESTS_ARGS) || failed=1; done; exit $$failed
+	  $(RUN) -m jax2tf.tools.lab.jax_tests --tests "$(JAX_TESTS)" $$x64 $(JAX_TESTS_ARGS) || failed=1; done; exit $$failed
 
 call-tf: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.call_tf_table
-	$(RUN) -m jax2tf.tools.sweeps.call_tf_speed
+	$(RUN) -m jax2tf.tools.lab.call_tf_table
+	$(RUN) -m jax2tf.tools.lab.call_tf_speed
 
 growth: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.growth
+	$(RUN) -m jax2tf.tools.lab.growth
 
 # One LAPACK thread: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no measure.
 cost: $(VENV)/.dev
-	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.sweeps.cost
+	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.lab.cost
 
 libraries: $(VENV)/.libraries
-	$(RUN) -m jax2tf.tools.sweeps.library_table
+	$(RUN) -m jax2tf.tools.lab.library_table
 
 load: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.load
+	$(RUN) -m jax2tf.tools.lab.load
 
 soak: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.drills
-	$(RUN) -m jax2tf.tools.sweeps.soak
+	$(RUN) -m jax2tf.tools.lab.drills
+	$(RUN) -m jax2tf.tools.lab.soak
 
 power-cut: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.power_cut
+	$(RUN) -m jax2tf.tools.lab.power_cut
 
 fuzz-server: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.server_fuzz
+	$(RUN) -m jax2tf.tools.lab.server_fuzz
 
 targets: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.target_sweep
+	$(RUN) -m jax2tf.tools.lab.target_sweep
 
 models: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.model_table
+	$(RUN) -m jax2tf.tools.lab.model_table
 
 plain-tools: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.plain_tools
+	$(RUN) -m jax2tf.tools.lab.plain_tools
 
 # Python 3.10 is the newest for which pip has ONNX Runtime 1.13 and 1.14.
 onnx-runtimes: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.onnx_runtimes $(if $(RUNTIMES_PYTHON),--python=$(RUNTIMES_PYTHON))
+	$(RUN) -m jax2tf.tools.lab.onnx_runtimes $(if $(RUNTIMES_PYTHON),--python=$(RUNTIMES_PYTHON))
 
 minilm: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.minilm_table
+	$(RUN) -m jax2tf.tools.lab.minilm_table
 
 fused: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.exporter_idioms
+	$(RUN) -m jax2tf.tools.lab.exporter_idioms
 
 readers: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.readers
+	$(RUN) -m jax2tf.tools.lab.readers
 
 speed: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.speed
-	$(RUN) -m jax2tf.tools.sweeps.functions
-	$(RUN) -m jax2tf.tools.sweeps.saving
+	$(RUN) -m jax2tf.tools.lab.speed
+	$(RUN) -m jax2tf.tools.lab.functions
+	$(RUN) -m jax2tf.tools.lab.saving
 
 three-models: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.three_models
+	$(RUN) -m jax2tf.tools.lab.three_models
 
 charts: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.sweeps.redraw
+	$(RUN) -m jax2tf.tools.lab.redraw
 
 golden: $(VENV)/.test
-	$(RUN) -m jax2tf.tools.sweeps.golden
+	$(RUN) -m jax2tf.tools.lab.golden
 
 # The lowest version of each requirement that pyproject.toml names; their own requirements are the newest, of which
 # old releases may use what is deprecated.

@@ -3,8 +3,8 @@
 
 import pytest
 
-from jax2tf.tools.sweeps import call_tf_table as table
-from jax2tf.tools.sweeps.call_tf_rows import ROWS
+from jax2tf.tools.lab import call_tf_table as table
+from jax2tf.tools.lab.call_tf_rows import ROWS
 
 WITHOUT_DERIVATIVES = {
   "tf.image.adjust_contrast": "No gradient defined",

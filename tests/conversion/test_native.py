@@ -19,7 +19,7 @@ from jax.interpreters import mlir
 import jax2tf
 from jax2tf import _tf_compat, native, traits
 from jax2tf.jaxprs import contains
-from jax2tf.tools.sweeps.measure import nodes
+from jax2tf.tools.lab.measure import nodes
 from tests.conformance import harnesses
 from tests.support.case import close
 

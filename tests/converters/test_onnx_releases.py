@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from jax2tf.converters import onnx
 from jax2tf.converters.onnx import releases
-from jax2tf.tools.sweeps import onnx_report, reports
+from jax2tf.tools.lab import onnx_report, reports
 
 
 @pytest.mark.parametrize(

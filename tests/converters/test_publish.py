@@ -235,7 +235,7 @@ def test_files_get_their_names_at_one_address() -> None:
   ):
     text = file.read_text(encoding="utf-8")
     if (
-      "sweeps" in file.parts
+      "lab" in file.parts
       or file.name in _OTHER_NAMES
       or not re.search(r"\.(rename|replace|move)\(", text)
     ):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import jax2tf
-from jax2tf.tools import sweeps
+from jax2tf.tools import lab
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_JAX = """
@@ -78,12 +78,12 @@ def test_modules_are_attributes_and_other_names_are_not() -> None:
 def test_each_sweep_takes_its_defaults() -> None:
   scripts = [
     path.stem
-    for path in Path(sweeps.__path__[0]).glob("*.py")
+    for path in Path(lab.__path__[0]).glob("*.py")
     if "@click.command" in path.read_text(encoding="utf-8")
   ]
   assert len(scripts) > 10
   for name in scripts:
-    main = importlib.import_module(f"{sweeps.__name__}.{name}").main
+    main = importlib.import_module(f"{lab.__name__}.{name}").main
     assert main.make_context(name, []).params.keys() == {
       parameter.name for parameter in main.params
     }

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jax2tf
-from jax2tf.tools.sweeps import clients, wheels
+from jax2tf.tools.lab import clients, wheels
 from tests.support import documents
 from tests.support.certificates import certificate
 
@@ -82,7 +82,7 @@ def test_it_has_every_file_but_the_maintainers(wheel: Path) -> None:
       if (
         path.is_file()
         and "__pycache__" not in name.parts
-        and name.parts[:2] not in (("tools", "sweeps"), ("tools", "site"))
+        and name.parts[:2] not in (("tools", "lab"), ("tools", "site"))
       ):
         expected.add(str(name if folder == "jax2tf" else Path("jax2tf", name)))
   assert packed == expected

@@ -12,7 +12,7 @@ import tensorflow as tf
 from jax import lax
 
 import jax2tf
-from jax2tf.tools.sweeps import loop_models, speed_models
+from jax2tf.tools.lab import loop_models, speed_models
 from tests.support.case import HOSTILE_F32, Case, executed_op_types, op_types, run
 
 X = np.random.default_rng(0).standard_normal((7, 3), np.float32)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jax2tf.examples import palette
-from jax2tf.tools.sweeps import model_table, onnx_report, plain_tools, redraw, reports, runtimes
+from jax2tf.tools.lab import model_table, onnx_report, plain_tools, redraw, reports, runtimes
 
 ROOT = Path(__file__).resolve().parents[2]
 

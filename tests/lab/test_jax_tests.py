@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax2tf.tools.sweeps.jax_tests import (
+from jax2tf.tools.lab.jax_tests import (
   causes,
   comparing,
   evaluations,
@@ -26,7 +26,7 @@ from jax2tf.tools.sweeps.jax_tests import (
   report,
   subjects,
 )
-from jax2tf.tools.sweeps.jax_tests.undetermined import DETERMINED
+from jax2tf.tools.lab.jax_tests.undetermined import DETERMINED
 
 Rows = list[dict[str, Any]]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jax2tf.tools.sweeps import pipeline_data, pipeline_kills, pipeline_report, reports
+from jax2tf.tools.lab import pipeline_data, pipeline_kills, pipeline_report, reports
 
 
 def measured(**rates: float) -> dict[str, Any]:

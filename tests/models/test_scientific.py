@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.tools.sweeps import library_rows
+from jax2tf.tools.lab import library_rows
 
 ROWS = {
   "lineax": ["LU, vmap"],

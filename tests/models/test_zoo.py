@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.tools.sweeps.golden import GOLDEN_MODELS, golden_file, op_counts
+from jax2tf.tools.lab.golden import GOLDEN_MODELS, golden_file, op_counts
 from tests.models.zoo import MODELS
 from tests.support.case import close, xla_ops
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jax2tf.tools.sweeps import workers
+from jax2tf.tools.lab import workers
 
 
 def task(how: str, folder: Path) -> str:

@@ -32,8 +32,8 @@ from tensorflow_serving.apis import (
 )
 
 from jax2tf.tools.cli import main as command
+from jax2tf.tools.lab import clients
 from jax2tf.tools.serving import place
-from jax2tf.tools.sweeps import clients
 from tests.serving.serve_models import Strings, configure, encode, inputs_of, params, save
 from tests.serving.serve_requests import (
   BAD_BODIES,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from jax2tf.tools.lab import grpc_requests, reports, server_fuzz, server_requests
 from jax2tf.tools.serving import bodies, model, protobuf, rest
-from jax2tf.tools.sweeps import grpc_requests, reports, server_fuzz, server_requests
 
 MAX_BYTES = server_fuzz.MAX_REQUEST_MB << 20
 

@@ -24,6 +24,7 @@ import psutil
 import pytest
 import ray
 
+from jax2tf.tools.lab import clients
 from jax2tf.tools.serving import (
   child,
   connections,
@@ -34,7 +35,6 @@ from jax2tf.tools.serving import (
   supervisor,
   watchdog,
 )
-from jax2tf.tools.sweeps import clients
 from tests.serving.serve_models import options
 
 

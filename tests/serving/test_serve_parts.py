@@ -27,9 +27,9 @@ import tensorflow as tf
 
 from jax2tf.converters import saved_model
 from jax2tf.tools.cli import main as command
+from jax2tf.tools.lab import clients, reports, serving_report
 from jax2tf.tools.serving import child, config, deaths, place, server, signals, supervisor
 from jax2tf.tools.serving.model import Call, Memory, Model, run
-from jax2tf.tools.sweeps import clients, reports, serving_report
 from tests.serving.serve_models import encode, inputs_of, options, params, save
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND

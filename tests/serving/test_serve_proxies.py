@@ -21,8 +21,8 @@ import grpc
 import pytest
 import uvicorn
 
+from jax2tf.tools.lab import clients
 from jax2tf.tools.serving import balance, by_http, child, signals, supervisor
-from jax2tf.tools.sweeps import clients
 from tests.serving.serve_models import options
 from tests.support.certificates import certificate
 

@@ -21,8 +21,8 @@ from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 
 from jax2tf.tools.cli import _clients, _progress, query
 from jax2tf.tools.cli import main as command
+from jax2tf.tools.lab import clients
 from jax2tf.tools.serving import balance, child
-from jax2tf.tools.sweeps import clients
 from tests.serving.serve_models import options
 from tests.support.certificates import certificate
 

@@ -23,7 +23,7 @@ from tensorflow_serving.apis import (
   session_service_pb2,
 )
 
-from jax2tf.tools.sweeps import clients
+from jax2tf.tools.lab import clients
 
 SERVER = shutil.which("tensorflow_model_server")
 

@@ -25,7 +25,7 @@ from tensorflow.python.eager import context
 
 import jax2tf
 from jax2tf.lowering._kernels import NO_KERNEL
-from jax2tf.tools.sweeps.measure import op_types
+from jax2tf.tools.lab.measure import op_types
 from tests.support.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
 # Relative tolerance by dtype: a few units in the last place, for XLA's and TensorFlow's math

@@ -1,0 +1,257 @@
+"""The functions that `functions` measures: each in JAX, and in TensorFlow as one writes it by hand
+for the same values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+from jax import lax
+
+from jax2tf.tools.lab import loop_models
+
+
+@dataclass(frozen=True)
+class Row:
+  """A function to measure.
+
+  Attributes:
+    name: begins with "loop" for loops.
+    in_jax: a function of arrays.
+    in_tf: the same of tensors, written by hand.
+    args: its arguments.
+    reason: why the time of ours over hand-written TensorFlow's, or of jit_compile over jax.jit, is
+      above the aim.
+    with_idioms: whether `idioms="fused"` has an idiom for it.
+    rtol: the largest relative difference of a finite result from JAX's.
+  """
+
+  name: str
+  in_jax: Callable[..., Any]
+  in_tf: Callable[..., Any]
+  args: Sequence[np.ndarray]
+  reason: str = ""
+  with_idioms: bool = False
+  rtol: float = 1e-4
+
+
+def _normal(*shape: int) -> np.ndarray:
+  return np.random.default_rng(len(shape)).standard_normal(shape, np.float32)
+
+
+_KEY = np.array([0, 42], np.uint32)
+_MATRIX = _normal(256, 256) + 16 * np.eye(256, dtype=np.float32)
+_NUMBERS = 1_000_000
+_NAN = "TensorFlow's op loses NaN; the ops that keep it pass over the array again"
+_LOST = (
+  "TensorFlow's op takes NaN for -inf, and has NaN after two infinities, so the log2(n) "
+  "steps are ops of their own"
+)
+_SINGULAR = (
+  "TensorFlow's op raises for a singular matrix, so a log-determinant comes first; XLA "
+  "has no LU, and compiles one by columns"
+)
+
+
+def _layer_norm(x: jax.Array) -> jax.Array:
+  return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+def _layer_norm_tf(x: tf.Tensor) -> tf.Tensor:
+  return tf.nn.batch_normalization(x, *tf.nn.moments(x, [-1], keepdims=True), None, None, 1e-5)
+
+
+def _max_pool(x: jax.Array) -> jax.Array:
+  return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+
+def _lu_tf(x: tf.Tensor) -> Any:
+  return tuple(tf.linalg.lu(x))
+
+
+def _solve_tf(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+  return tf.linalg.solve(a, b)
+
+
+def _bits_tf(key: tf.Tensor, number: int = _NUMBERS) -> tf.Tensor:
+  """As `jax.random.bits` with `jax_threefry_partitionable`: one counter for each number."""
+  first, second = loop_models.threefry_tf(
+    key, tf.zeros([number], tf.uint32), tf.cast(tf.range(number), tf.uint32)
+  )
+  return first ^ second
+
+
+def _uniform_tf(key: tf.Tensor, number: int) -> tf.Tensor:
+  mantissa = tf.bitwise.right_shift(_bits_tf(key, number), np.uint32(9)) | np.uint32(0x3F800000)
+  return tf.bitcast(mantissa, tf.float32) - 1.0
+
+
+def _normal_tf(key: tf.Tensor) -> tf.Tensor:
+  least = np.nextafter(np.float32(-1), np.float32(0))
+  uniform = tf.maximum(_uniform_tf(key, _NUMBERS) * (np.float32(1) - least) + least, least)
+  return np.float32(np.sqrt(2)) * tf.math.erfinv(uniform)
+
+
+def _dropout(key: jax.Array, x: jax.Array) -> jax.Array:
+  return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0.0)
+
+
+def _dropout_tf(key: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  keep = _uniform_tf(key, int(np.prod(x.shape))) < 0.9
+  return tf.where(tf.reshape(keep, x.shape), x / 0.9, 0.0)
+
+
+def _scanned_tf(
+  step: Callable[..., tuple[Any, tf.Tensor]], start: Any, xs: tf.Tensor
+) -> tuple[Any, tf.Tensor]:
+  """A scan as one writes it with tf.while_loop and TensorArrays."""
+  length = xs.shape[0]
+  rows = tf.TensorArray(xs.dtype, length).unstack(xs)
+
+  def turn(i: tf.Tensor, carry: Any, ys: Any) -> Any:
+    carry, y = step(carry, rows.read(i))
+    return i + 1, carry, ys.write(i, y)
+
+  ys = tf.TensorArray(start.dtype, length, element_shape=start.shape)
+  _, carry, ys = tf.while_loop(
+    lambda i, *_: i < length, turn, (tf.constant(0), start, ys), maximum_iterations=length
+  )
+  return carry, ys.stack()
+
+
+def _same(step: Callable[..., Any], xp: Any) -> Callable[..., Any]:
+  """A step whose carry is its output."""
+
+  def both(carry: Any, x: Any) -> Any:
+    carry = step(xp, carry, x)
+    return carry, carry
+
+  return both
+
+
+def _decay(xp: Any, carry: Any, x: Any) -> Any:
+  del xp
+  return carry * 0.9 + x
+
+
+def _recurrent(w: Any) -> Callable[..., Any]:
+  def step(xp: Any, carry: Any, x: Any) -> Any:
+    return xp.tanh((carry[None] @ w)[0] + x)
+
+  return step
+
+
+def _write_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
+  return lax.fori_loop(0, rows.shape[0], lambda i, x: x.at[i].set(rows[i] * 2), x)
+
+
+def _write_rows_tf(x: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+  number = rows.shape[0]
+
+  def turn(i: tf.Tensor, x: tf.Tensor) -> Any:
+    return i + 1, tf.tensor_scatter_nd_update(x, [[i]], [rows[i] * 2])
+
+  return tf.while_loop(
+    lambda i, _: i < number, turn, (tf.constant(0), x), maximum_iterations=number
+  )[1]
+
+
+def _scan_rows() -> list[Row]:
+  xs, start, w = _normal(1000, 256), _normal(256), _normal(256, 256) / 16
+  decay = functools.partial(lax.scan, _same(_decay, jnp))
+  in_jax = lambda c, xs, w: lax.scan(_same(_recurrent(w), jnp), c, xs)  # noqa: E731
+  in_tf = lambda c, xs, w: _scanned_tf(_same(_recurrent(w), tf), c, xs)  # noqa: E731
+  turn = "TensorFlow's executor takes about 1.8 µs for a turn of six ops, jax.jit 0.2 µs"
+  return [
+    Row(
+      "loop: scan of 1,000 rows, c * 0.9 + x",
+      decay,
+      lambda c, xs: _scanned_tf(_same(_decay, tf), c, xs),
+      [start, xs],
+      turn,
+    ),
+    Row("loop: scan of 1,000 rows, tanh(c @ w + x)", in_jax, in_tf, [start, xs, w]),
+  ]
+
+
+def _loop_models() -> list[Row]:
+  params = loop_models.gru_params(128)
+
+  def gru(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda xs, *values: function(dict(zip(params, values, strict=True)), xs)
+
+  xs = _normal(64, 8, 128)
+  threefry = (
+    "Threefry has 20 rounds, each of which waits for the one before: 121 ops a turn, of "
+    "0.35 µs each, which XLA makes one loop"
+  )
+  return [
+    Row(
+      "loop: GRU, 64 steps, d128, batch 8",
+      gru(loop_models.gru_jax),
+      gru(loop_models.gru_tf),
+      [xs, *params.values()],
+    ),
+    Row(
+      "loop: 100 steps that split a key",
+      loop_models.keys_jax,
+      loop_models.keys_tf,
+      [_KEY],
+      threefry,
+    ),
+  ]
+
+
+ROWS = [
+  Row("softmax", jax.nn.softmax, tf.nn.softmax, [_normal(1000, 1000)], _NAN, with_idioms=True),
+  Row("layer norm", _layer_norm, _layer_norm_tf, [_normal(1000, 1000)], with_idioms=True),
+  Row(
+    "max pool",
+    _max_pool,
+    lambda x: tf.nn.max_pool2d(x, 3, 2, "SAME"),
+    [_normal(32, 56, 56, 64)],
+    _NAN,
+    with_idioms=True,
+  ),
+  Row(
+    "top_k",
+    lambda x: lax.top_k(x, 10),
+    lambda x: tuple(tf.math.top_k(x, 10)),
+    [_normal(1000, 1000)],
+    _NAN,
+  ),
+  Row("sort", jnp.sort, tf.sort, [_normal(256, 1000)], _NAN),
+  Row("lu", lambda x: lax.linalg.lu(x)[::2], _lu_tf, [_MATRIX], _SINGULAR),
+  Row("solve", jnp.linalg.solve, _solve_tf, [_MATRIX, _normal(256, 8)], _SINGULAR),
+  Row("cumsum", lambda x: jnp.cumsum(x, -1), lambda x: tf.cumsum(x, -1), [_normal(1000, 1000)]),
+  Row(
+    "cumprod", lambda x: jnp.cumprod(x, -1), lambda x: tf.math.cumprod(x, -1), [_normal(1000, 1000)]
+  ),
+  Row(
+    "cumlogsumexp",
+    lambda x: lax.cumlogsumexp(x, axis=1),
+    lambda x: tf.math.cumulative_logsumexp(x, -1),
+    [_normal(256, 1000)],
+    _LOST,
+  ),
+  Row("random bits, 1e6", lambda key: jax.random.bits(key, (_NUMBERS,)), _bits_tf, [_KEY]),
+  # TensorFlow's erfinv near 1
+  Row(
+    "normal, 1e6", lambda key: jax.random.normal(key, (_NUMBERS,)), _normal_tf, [_KEY], rtol=1e-3
+  ),
+  Row("dropout", _dropout, _dropout_tf, [_KEY, _normal(1000, 1000)]),
+  Row(
+    "loop: 200 writes of rows into 512 x 512",
+    _write_rows,
+    _write_rows_tf,
+    [_normal(512, 512), _normal(200, 512)],
+  ),
+  *_scan_rows(),
+  *_loop_models(),
+]

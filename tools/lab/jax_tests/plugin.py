@@ -1,0 +1,184 @@
+"""A plugin of pytest that compares what JAX's tests compute; loaded before any test module.
+
+The option --plan names the file of a `Plan`. Tests that count compilations or look at tracebacks
+may fail: only the rows count.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pathlib
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.test_util
+import pytest
+
+from jax2tf.tools.lab.jax_tests import missing, observing, recording, subjects
+from jax2tf.tools.lab.jax_tests.comparing import Tolerance
+from jax2tf.tools.lab.jax_tests.plan import LARGE, LATE, Plan
+from jax2tf.tools.lab.jax_tests.recording import CURRENT
+
+Fun = Callable[..., Any]
+
+# JAX's and TensorFlow's caches grow; JAX's can be emptied.
+_TESTS_PER_CACHE = 300
+# Of long tables of parametrizations, one in so many runs at least.
+_PART = 10
+# Of derivatives, by default.
+_MODES = ("fwd", "rev")
+# What a test needs that one CPU does not have, by its name.
+_ELSEWHERE = re.compile("pmap|shard|pallas|mosaic|multi_?device|cuda|on_gpu|on_tpu", re.IGNORECASE)
+
+
+class Suite:
+  """The hooks of pytest for one plan."""
+
+  def __init__(self, plan: Plan, sign: pathlib.Path):
+    """`sign` is a file that is touched at each test, as a sign of life."""
+    self.plan, self._sign, self._count = plan, sign, 0
+    CURRENT.file, CURRENT.seed, CURRENT.most = pathlib.Path(plan.rows), plan.seed, plan.calls
+
+  def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+    """Chooses the tests, breadth first: each method once, in random order, then each again."""
+    for suite in {cls for item in items if item.cls for cls in item.cls.__mro__}:
+      _observe_helpers(suite)
+    done = set(self.plan.done)
+    sample = chosen(items, self.plan.per_test, self.plan.seed)
+    items[:] = [item for item in sample if test_of(item.nodeid) not in done]
+
+  def pytest_collectreport(self, report: Any) -> None:
+    """Notes a file that cannot be imported."""
+    if report.failed:
+      reason = str(report.longrepr).strip().splitlines()[-1]
+      CURRENT.lost(f"{test_of(report.nodeid)}::import", "import", reason[:300])
+
+  @pytest.hookimpl(wrapper=True)
+  def pytest_runtest_call(self, item: Any) -> Iterator[None]:
+    """Compares what the test calls."""
+    with CURRENT.test(test_of(item.nodeid)):
+      return (yield)
+
+  def pytest_runtest_logstart(self, nodeid: str) -> None:
+    """Notes the test, in which the process may die."""
+    self._sign.touch()
+    CURRENT.started(test_of(nodeid))
+
+  def pytest_runtest_logfinish(self, nodeid: str) -> None:
+    """Ends the process when it is late or large."""
+    CURRENT.ended(test_of(nodeid))
+    self._count += 1
+    if self._count % _TESTS_PER_CACHE == 0:
+      jax.clear_caches()
+    if time.time() > self.plan.end:
+      pytest.exit("late", returncode=LATE)
+    if _gigabytes() > self.plan.gigabytes:
+      pytest.exit("large", returncode=LARGE)
+
+
+def pytest_addoption(parser: Any) -> None:
+  """The hook of pytest."""
+  parser.addoption("--plan", help="the file of what to run")
+
+
+def pytest_configure(config: Any) -> None:
+  """The hook of pytest."""
+  plan = pathlib.Path(config.getoption("--plan"))
+  config.pluginmanager.register(Suite(Plan.read(plan), plan))
+  for file in config.args:
+    missing.define(pathlib.Path(file))
+  jax.test_util.check_grads = check_grads
+  observing.install()
+
+
+def test_of(nodeid: str) -> str:
+  """The file and the test, without the folder."""
+  return nodeid.rpartition("/")[2]
+
+
+def chosen(items: list[Any], per_test: int, seed: int) -> list[Any]:
+  """Some parametrizations of each method, in the order in which they run."""
+  methods: dict[str, list[Any]] = {}
+  for item in items:
+    if not _ELSEWHERE.search(item.name):
+      methods.setdefault(_method_of(item), []).append(item)
+  order = []
+  for name, members in sorted(methods.items()):
+    rng = random.Random(f"{seed}{name}")
+    rng.shuffle(members)
+    number = max(per_test, len(members) // _PART) if per_test else len(members)
+    order += [(turn, rng.random(), item) for turn, item in enumerate(members[:number])]
+  return [item for *_, item in sorted(order, key=lambda one: one[:2])]
+
+
+def _method_of(item: Any) -> str:
+  """A test without its parameters, of which absl makes methods: test_1, test_2, or test_abs_int32.
+
+  The words of the parameters stay, so that functions that share a test are tests of their own.
+  """
+  name = getattr(inspect.unwrap(item.function), "__name__", "") or item.name
+  parameters = item.name.removeprefix(name) if item.name.startswith(name) else ""
+  words = [part for part in re.split(r"[_\W]+", parameters) if part.isalpha()]
+  return "::".join([item.nodeid.rpartition("::")[0], name if parameters else item.name, *words])
+
+
+def _gigabytes() -> float:
+  pages = int(pathlib.Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+  return pages * os.sysconf("SC_PAGE_SIZE") / 2**30
+
+
+def _observe_helpers(suite: type) -> None:
+  """Replaces the helpers of JAX's own class of tests, and in its module `check_grads`."""
+  # JAX's checks of its own jaxprs take long.
+  vars(suite).get("_default_thread_local_config", {}).pop("jax_enable_checks", None)
+  if "_CompileAndCheck" in vars(suite):
+    suite._CompileAndCheck = _compile_and_check  # type: ignore[attr-defined]
+    suite._CheckAgainstNumpy = _against_numpy  # type: ignore[attr-defined]
+    sys.modules[suite.__module__].check_grads = check_grads  # type: ignore[attr-defined]
+
+
+def _compile_and_check(self: Any, fun: Fun, args_maker: Fun, **options: Any) -> None:
+  """In place of JAX's comparison of a function with its compiled one."""
+  del self
+  if CURRENT.is_idle():
+    return
+  with CURRENT.busy():
+    subject = subjects.Subject(fun, args_maker(), {})
+    try:
+      want = subject.expected()
+    except subjects.UntraceableError as error:
+      raise (error.__cause__ or error) from None  # a test may expect it
+    tol, rtol, atol = map(options.get, ("tol", "rtol", "atol"))
+    rtol, atol = (tol if one is None else one for one in (rtol, atol))
+    CURRENT.compare(recording.name_of(fun), subject, want, Tolerance(rtol, atol))
+
+
+def _against_numpy(self: Any, _: Fun, lax_op: Fun, args_maker: Fun, *__: Any, **___: Any) -> None:
+  """In place of JAX's comparison with NumPy, which may allow more than ours needs."""
+  del self
+  if CURRENT.is_idle():
+    return
+  with CURRENT.busy():
+    args = args_maker()
+    if recording.has_tracer(args):
+      return
+    subject, name = subjects.Subject(lax_op, args, {}), recording.name_of(lax_op)
+    try:
+      CURRENT.compare(name, subject, subject.expected())
+    except subjects.UntraceableError as error:
+      CURRENT.untraceable(name, error)
+
+
+def check_grads(f: Fun, args: Any, order: int, modes: Any = _MODES, *_: Any, **__: Any) -> None:
+  """In place of JAX's comparison with numerical derivatives."""
+  if CURRENT.is_idle():
+    return
+  with CURRENT.busy():
+    second = "rev" in modes and order > 1
+    CURRENT.differentiate(f, tuple(args), second=second, forward="fwd" in modes)

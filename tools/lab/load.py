@@ -1,0 +1,167 @@
+"""Loads `jax2tf serve` with many concurrent clients and checks every answer:
+docs/reports/serving.md.
+
+Usage: python -m jax2tf.tools.lab.load [--seconds=15] [--concurrency=200]. It serves a model with
+one, three and two replicas, and compares the rates with those predicted from the CPU time of a
+request. With two replicas it kills (kill -9) one process of each kind in turn under load; the last
+is the server itself, which it restarts as a service manager would. Requests have mixed batch sizes
+and use gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+from absl import logging
+
+from jax2tf.tools.lab import clients, serving_report
+
+_PATIENCE_SECONDS = 120.0
+
+
+class _Load:
+  """A load of requests, and the report of what became of them."""
+
+  def __init__(self, model: pathlib.Path, seconds: float, concurrency: int, max_rows: int):
+    self._model, self._seconds, self._concurrency = model, seconds, concurrency
+    self._questions = clients.save_mlp(model, max_rows)
+    about = {"seconds": seconds, "concurrency": concurrency, "rows": [1, max_rows]}
+    self.report: dict[str, Any] = about | serving_report.machine()
+    self.faults: list[str] = []
+
+  def serving(
+    self, replicas: int, **options: Any
+  ) -> contextlib.AbstractContextManager[clients.Server]:
+    return clients.serving(self._model, f"--replicas={replicas}", **options)
+
+  def measure(self, name: str, server: clients.Server) -> None:
+    """Measures a run without faults, and the CPU time that a request takes."""
+    # the first requests optimise the graph
+    asyncio.run(clients.load(server.grpc_port, self._questions, self._concurrency, 1.0))
+    before = server.cpu_seconds | {"client": time.process_time()}
+    self.run(name, server)
+    after = server.cpu_seconds | {"client": time.process_time()}
+    count = self.report[name]["requests"]
+    costs = {
+      f"{kind} CPU ms": round(1e3 * (after[kind] - before[kind]) / count, 3) for kind in before
+    }
+    self.report[name] |= {"start s": round(server.start_seconds, 1), **costs}
+
+  def run(
+    self, name: str, server: clients.Server, attack: Callable[[], object] = lambda: None
+  ) -> None:
+    """Loads the server; the attack comes after a third of the time."""
+    tally = asyncio.run(self._run(server.grpc_port, attack))
+    self.report[name] = tally.summary()
+    self.faults += [*tally.errors, *["a wrong answer"] * tally.wrong]
+    print(
+      f"{name:34}" + ", ".join(f"{key} {value}" for key, value in self.report[name].items()),
+      flush=True,
+    )
+
+  async def _run(self, port: int, attack: Callable[[], object]) -> clients.Tally:
+    running = asyncio.create_task(
+      clients.load(port, self._questions, self._concurrency, self._seconds, progress=True)
+    )
+    await asyncio.sleep(self._seconds / 3)
+    await asyncio.to_thread(attack)
+    return await running
+
+  def kill_each(self, server: clients.Server) -> None:
+    """Kills one process of each kind, and at last the server, which is started again."""
+    whole = _census(server)
+    for kind in clients.KINDS:
+      [victim, *_] = server.pids(kind)
+      self.run(f"{kind} killed", server, lambda: _kill(victim))  # noqa: B023  (called at once)
+      self.report[f"{kind} killed"]["whole again s"] = round(
+        self._seconds * 2 / 3 + _wait_until_whole(server, whole), 1
+      )
+    with contextlib.ExitStack() as stack:
+
+      def restart() -> None:
+        _kill(server.process.pid)
+        server.process.wait()
+        stack.enter_context(self.serving(2, ports=(server.grpc_port, server.http_port)))
+
+      self.run("server killed and started again", server, restart)
+    runs = [run for name, run in self.report.items() if isinstance(run, dict) and "killed" in name]
+    self.report["with kills"] = {
+      key: sum(run[key] for run in runs) for key in ("requests", "retries", "wrong", "errors")
+    }
+
+
+def _kill(pid: int) -> None:
+  os.kill(pid, signal.SIGKILL)
+
+
+def _census(server: clients.Server) -> dict[str, int]:
+  return {kind: len(server.pids(kind)) for kind in clients.KINDS} | {"ready": server.ready}
+
+
+def _wait_until_whole(server: clients.Server, whole: dict[str, int]) -> float:
+  """Seconds until each kind has as many processes as before, and as many replicas answer."""
+  start = time.monotonic()
+  while _census(server) != whole:
+    if time.monotonic() > start + _PATIENCE_SECONDS:
+      raise SystemExit(f"after {_PATIENCE_SECONDS:g} s the server is not whole again")
+    time.sleep(0.5)
+  return time.monotonic() - start
+
+
+@click.command
+@click.option(
+  "--seconds",
+  type=click.FloatRange(1.0),
+  default=15.0,
+  help="How long each run sends requests, in seconds.",
+)
+@click.option(
+  "--concurrency",
+  type=click.IntRange(1),
+  default=200,
+  help="The number of requests in progress at any time.",
+)
+@click.option(
+  "--max_rows", type=click.IntRange(1), default=32, help="The largest number of rows in a request."
+)
+@click.option(
+  "--kills/--no_kills", default=True, help="Whether to kill processes; without, nothing is written."
+)
+def main(seconds: float, concurrency: int, max_rows: int, kills: bool) -> None:
+  """Prints and writes the figures of each run. Raises SystemExit if an answer was lost or wrong, or
+  a start took too long."""
+  logging.set_verbosity(logging.WARNING)
+  with tempfile.TemporaryDirectory() as folder:
+    load = _Load(pathlib.Path(folder, "mlp"), seconds, concurrency, max_rows)
+    for count in (1, 3, 2):
+      with load.serving(count) as server:
+        load.measure(serving_report.RUNS[count], server)
+        if kills and count == 2:
+          load.kill_each(server)
+  report, one = load.report, load.report[serving_report.RUNS[1]]
+  for count, name in serving_report.RUNS.items():
+    expected = serving_report.predicted(one, count, report["cores"])
+    print(
+      f"{name}: {report[name]['requests per second']:.0f} requests per second, predicted "
+      f"{expected:.0f}; {report[name]}"
+    )
+  if kills:
+    serving_report.keep(serving_report.LOAD, report)
+  faults = load.faults + serving_report.late(
+    [report[name]["start s"] for name in serving_report.RUNS.values()]
+  )
+  if faults:
+    raise SystemExit(f"{len(faults)} faults, such as: {faults[0]}")
+
+
+if __name__ == "__main__":
+  main()

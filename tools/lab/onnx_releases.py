@@ -1,0 +1,161 @@
+"""Releases of ONNX Runtime, each in an environment of its own, and their answers to a model.
+
+An environment has the release and NumPy only. It stays in build/onnx-runtimes for the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax2tf.converters.bundle import calls
+from jax2tf.converters.onnx import bfloat16
+from jax2tf.tools.lab.runtimes import REPOSITORY
+
+FOLDER = REPOSITORY / "build" / "onnx-runtimes"
+# Releases before 1.19 were built against NumPy 1; newer ones run with it too.
+_NUMPY = "numpy<2"
+_PATIENCE = 120  # seconds for one model; a loop with a wrong condition does not end
+
+# The program of an environment. It answers each line of JSON on stdin by one on stdout.
+_SERVE = """
+import json, sys
+import numpy as np, onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level, options.intra_op_num_threads = 4, 1
+def opened(model):
+  return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+def answers(model, runs):
+  session, errors = opened(model), []
+  for names, inputs, outputs in runs:
+    try:
+      with np.load(inputs) as arrays:
+        np.savez(outputs, *session.run(None, dict(zip(names, arrays.values()))))
+      errors.append("")
+    except Exception as error:
+      errors.append(f"{type(error).__name__}: {error}")
+  return [output.name for output in session.get_outputs()], errors
+def kernels():
+  state = onnxruntime.capi.onnxruntime_pybind11_state
+  return [
+    [kernel.op_name, *kernel.version_range, dict(kernel.type_constraints)]
+    for kernel in getattr(state, "get_all_opkernel_def", lambda: [])()
+    if kernel.provider == "CPUExecutionProvider" and kernel.domain == ""
+  ]
+for line in sys.stdin:
+  asked, result, error = json.loads(line), None, ""
+  try:
+    result = {"answers": answers, "kernels": kernels}[asked[0]](*asked[1:])
+  except Exception as raised:
+    error = f"{type(raised).__name__}: {raised}"
+  print(json.dumps([result, error]), flush=True)
+"""
+
+
+class Release:
+  """A release 1.`number` of ONNX Runtime, in a process that starts when it is first asked."""
+
+  def __init__(self, number: int, python: pathlib.Path):
+    self.number, self._python = number, python
+    self._process: subprocess.Popen[str] | None = None
+
+  @classmethod
+  def installed(cls, number: int, interpreters: Sequence[str]) -> Release:
+    """Installs the newest 1.`number`, unless its environment is there.
+
+    Args:
+      number: the release.
+      interpreters: Python interpreters to try, in this order.
+
+    Raises:
+      RuntimeError: pip has no such release for any of the interpreters. It quotes pip.
+    """
+    environment = FOLDER / f"1.{number}"
+    python, done = environment / "bin" / "python", environment / "installed"
+    said = "none is there"
+    for interpreter in () if done.exists() else filter(shutil.which, interpreters):
+      # An environment's own pip would take longer to install than the release.
+      venv = [interpreter, "-m", "venv", "--clear", "--without-pip", str(environment)]
+      subprocess.run(venv, check=True)
+      pip = [interpreter, "-m", "pip", "--python", str(python), "install", "-q"]
+      packages = ["--disable-pip-version-check", f"onnxruntime==1.{number}.*", _NUMPY]
+      run = subprocess.run([*pip, *packages], capture_output=True, text=True, check=False)
+      if run.returncode == 0:
+        done.touch()
+        break
+      said = run.stderr.strip()
+    if not done.exists():
+      raise RuntimeError(f"ONNX Runtime 1.{number} for {', '.join(interpreters)}: {said[-500:]}")
+    return cls(number, python)
+
+  def opens(self, model: pathlib.Path) -> bool:
+    """Whether the release opens a model."""
+    _, error = self._ask("answers", str(model), [])
+    return not error
+
+  def answers(self, model: pathlib.Path, inputs: Sequence[Mapping[str, Any]]) -> list[calls.Answer]:
+    """The answer of the model to each {input: array}. A release that refuses the model, or dies of
+    it, answers so."""
+    with tempfile.TemporaryDirectory() as place:
+      folder = pathlib.Path(place)
+      asked = []
+      for i, arrays in enumerate(inputs):
+        np.savez(folder / f"in_{i}", *map(bfloat16.as_held, map(np.asarray, arrays.values())))
+        files = [str(folder / f"{kind}_{i}.npz") for kind in ("in", "out")]
+        asked.append([list(arrays), *files])
+      result, error = self._ask("answers", str(model), asked)
+      names, errors = result or ([], [error] * len(inputs))
+      return [
+        calls.failed(failure) if failure else _answer(names, out)
+        for (*_, out), failure in zip(asked, errors, strict=True)
+      ]
+
+  def kernels(self) -> list[tuple[str, int, int, Mapping[str, Sequence[str]]]]:
+    """(op, first opset, last opset, {type variable: types}) of each CPU kernel. None before 1.16,
+    which does not list them."""
+    found, error = self._ask("kernels")
+    if error:
+      raise RuntimeError(f"ONNX Runtime 1.{self.number}: {error}")
+    return [(op, first, last, types) for op, first, last, types in found]
+
+  def _ask(self, *asked: Any) -> tuple[Any, str]:
+    """(result, error)."""
+    process = self._process or self._started()
+    assert process.stdin and process.stdout
+    late = threading.Timer(_PATIENCE, process.kill)
+    late.start()
+    with contextlib.suppress(BrokenPipeError):
+      process.stdin.write(json.dumps(asked) + "\n")
+      process.stdin.flush()
+    line = process.stdout.readline()
+    late.cancel()
+    if line:
+      result, error = json.loads(line)
+      return result, error
+    self._process = None
+    return None, f"the process ended with {process.wait()}"
+
+  def _started(self) -> subprocess.Popen[str]:
+    self._process = subprocess.Popen(
+      [str(self._python), "-c", _SERVE],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
+      text=True,
+    )
+    return self._process
+
+
+def _answer(names: Sequence[str], file: Any) -> calls.Answer:
+  with np.load(file) as arrays:
+    outputs = dict(zip(names, arrays.values(), strict=True))
+  return {"outputs": outputs, "error": "", "seconds": None}

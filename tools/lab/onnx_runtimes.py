@@ -1,0 +1,212 @@
+"""Exported files in ONNX Runtime 1.13 to 1.32: docs/reports/onnx-runtimes.md; needs a checkout.
+
+Usage: python -m jax2tf.tools.lab.onnx_runtimes [--python=python3.10,python3.11] [--again]
+
+It exports the zoo, each row of the replacements, and JAX's harnesses of each primitive in a few
+dtypes. Each file runs in each release, on the inputs that the export compared, against JAX. The
+sweep fails if a release does not agree from which the exporter states that all agree, or if the
+tables of `jax2tf.converters.onnx.releases` are not what the releases answer. The report keeps its
+rows, so a second run goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pathlib
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+
+from jax2tf.converters import onnx, saved_model
+from jax2tf.converters.export.source import ExportError, Source
+from jax2tf.converters.onnx import bfloat16
+from jax2tf.converters.saved_model.draws import HOSTILE, SUBNORMAL
+from jax2tf.converters.verify import answers, plan
+from jax2tf.tools.lab import onnx_report, onnx_tables, reports, target_sweep, workers
+from jax2tf.tools.lab.onnx_releases import Release
+from jax2tf.tools.lab.options import commas
+
+NUMBERS = tuple(range(13, 33))  # opset 18 opens from 1.14 on
+_SUBJECTS_PER_WORKER = 100
+
+
+def subjects(cases: int) -> list[str]:
+  """Names of subjects: "model:NAME", "row:NUMBER OP" and "harness:NAME"."""
+  from tests.converters import replacement_rows  # noqa: PLC0415  (only a checkout has tests)
+  from tests.models import NAMES  # noqa: PLC0415
+
+  rows = [f"row:{i} {row.op}" for i, row in enumerate(replacement_rows.rows())]
+  return [*(f"model:{name}" for name in NAMES), *rows, *target_sweep.subjects(0, cases)]
+
+
+def _source(subject: str) -> tuple[Any, dict[str, Any]]:
+  """(the `Source` to export, options of the comparison)."""
+  kind, _, name = subject.partition(":")
+  if kind == "model":
+    entry = importlib.import_module("tests.models").load(name)
+    fun, params = entry.build()
+    model = saved_model.Model(params, polymorphic_constraints=entry.constraints, idioms=onnx.IDIOMS)
+    model.add(fun, inputs=entry.inputs, outputs=entry.outputs)
+    options = {"sizes": entry.sizes, "rtol": entry.rtol, "atol": entry.atol}
+    return Source.of(model), options | {"examples": entry.examples}
+  if kind == "row":
+    rows = importlib.import_module("tests.converters.replacement_rows")
+    source, inputs = rows.packed([list(rows.rows())[int(name.split()[0])]])
+    return source, {"examples": inputs}
+  fun, arrays, *_ = target_sweep.function(subject, 0)
+  given = {f"x{i}": x for i, x in enumerate(arrays)}
+  inputs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in given.items()}
+  model = saved_model.Model({}, idioms=onnx.IDIOMS)
+  model.add(lambda _, *xs: jax.tree.leaves(fun(*xs)), inputs=inputs)
+  return Source.of(model), {"examples": given}
+
+
+def row(subject: str, numbers: Sequence[int], interpreters: Sequence[str]) -> dict[str, Any]:
+  """The oldest releases of a subject, as the exporter states them and as they are.
+
+  Returns:
+    {"stated": [for ordinary inputs, for NaN], "real": the same, "why": the problems of the releases
+    before the real ones}; or {"refused": why} without a file.
+  """
+  with tempfile.TemporaryDirectory(prefix="jax2tf-onnx-") as folder, warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    path = pathlib.Path(folder, "model.onnx")
+    try:
+      source, given = _source(subject)
+      made = onnx.save_model(source, path, samples=1, **given)
+    except (ExportError, ValueError, NotImplementedError, TypeError) as error:
+      return {"refused": str(error).splitlines()[0][:100]}
+    found = dict(_problems(source, path, given, numbers, interpreters))
+  ordinary = {number: problems[0] for number, problems in found.items()}
+  every = {number: problems[0] or problems[1] for number, problems in found.items()}
+  (first, why), (first_for_nan, why_for_nan) = _first(ordinary), _first(every)
+  stated = [int(x.split(".")[1]) for x in (made.oldest_runtime, made.oldest_runtime_for_nan)]
+  return {"stated": stated, "real": [first, first_for_nan], "why": [why, why_for_nan]}
+
+
+def _first(problems: Mapping[int, str]) -> tuple[int, str]:
+  """(the release from which on there is no problem, the problem of the one before)."""
+  wrong = [number for number, problem in problems.items() if problem]
+  if not wrong:
+    return min(problems), ""
+  return min(n for n in (*problems, 99) if n > max(wrong)), problems[max(wrong)]
+
+
+def _problems(
+  source: Source,
+  path: pathlib.Path,
+  given: Mapping[str, Any],
+  numbers: Sequence[int],
+  interpreters: Sequence[str],
+) -> Iterator[tuple[int, tuple[str, str]]]:
+  """(release, (the first problem with ordinary inputs, with hostile ones)). What the newest release
+  does not have right either, the export has warned of, and it does not count."""
+  runs = source.runs(plan.Comparison(samples=1, **given))
+  with tqdm.tqdm(disable=True) as progress:
+    expected = list(answers.reference_answers(runs, (), progress))
+  (signature,) = source.signatures.values()
+  outputs = signature.record.outputs
+  narrow = {name for name, text in outputs.items() if text.startswith("bf16[")}
+  ordinary = [_is_ordinary(run) for run in runs]
+  known: set[tuple[int, str]] = set()
+  for release in reversed(_releases(tuple(numbers), tuple(interpreters))):
+    found = release.answers(path, [run.inputs for run in runs])
+    for answer in found:
+      for name in narrow & answer["outputs"].keys():
+        answer["outputs"][name] = bfloat16.from_held(answer["outputs"][name])
+    wrong = {
+      (i, one.output): _short(one.problem)
+      for i, (run, answer, right) in enumerate(zip(runs, found, expected, strict=True))
+      for one in answers.rows([run], [answer], [right], given.get("rtol"), given.get("atol"))
+      if one.problem
+    }
+    if release.number == max(numbers):
+      known = set(wrong)
+    first = ["", ""]
+    for (i, output), problem in wrong.items():
+      if (i, output) not in known:
+        kind = 0 if ordinary[i] or found[i]["error"] else 1
+        first[kind] = first[kind] or problem
+    yield release.number, (first[0], first[1])
+
+
+def _is_ordinary(run: plan.Run) -> bool:
+  """Whether the inputs are finite numbers of common size."""
+  floats = [x for x in map(np.asarray, run.inputs.values()) if jnp.issubdtype(x.dtype, np.inexact)]
+  finite = all(np.isfinite(x.astype(np.float64)).all() for x in floats)
+  return finite and run.values not in (HOSTILE, SUBNORMAL)
+
+
+def _short(problem: str) -> str:
+  """The problem without the file and ONNX Runtime's source lines."""
+  words = problem.removeprefix("the model fails: ").replace("[ONNXRuntimeError] : ", "")
+  if missing := re.search(r"Could not find an implementation for (\S+)", words):
+    return f"no kernel of {missing[1]}"
+  if opset := re.search(r"Opset (\d+) is under development", words):
+    return f"no opset {opset[1]}"
+  return words[:160]
+
+
+@functools.cache
+def _releases(numbers: tuple[int, ...], interpreters: tuple[str, ...]) -> list[Release]:
+  return [Release.installed(number, interpreters) for number in numbers]
+
+
+def _lost(error: workers.LostError, *_: Any) -> dict[str, Any]:
+  return {"lost": str(error)}
+
+
+@click.command
+@click.option(
+  "--python",
+  default="python3.10,python3.11,python3.12",
+  callback=commas,
+  help="Python interpreters; a release is installed for the first for which pip has it.",
+)
+@click.option(
+  "--subjects", "pattern", default="", help="Run only subjects that match this expression."
+)
+@click.option(
+  "--cases", type=click.IntRange(0), default=3, help="The number of cases of each primitive."
+)
+@click.option("--again", is_flag=True, help="Run subjects that have a row, too.")
+@click.option("--seconds", type=click.IntRange(1), default=600, help="The time limit of a subject.")
+def main(python: list[str], pattern: str, cases: int, again: bool, seconds: int) -> None:
+  """Runs the missing subjects and writes the report."""
+  releases = _releases(NUMBERS, tuple(python))
+  every = subjects(cases)
+  known = {} if again else reports.read("onnx-runtimes").get(jax.__version__, {})
+  wanted = [name for name in every if re.search(pattern, name) and name not in known]
+  tasks = [(name, NUMBERS, python) for name in wanted]
+  with tqdm.tqdm(total=len(tasks), unit="file") as progress:
+    for name, found in workers.each(
+      _named,
+      tasks,
+      lambda error, name, *_: (name, _lost(error)),
+      seconds=seconds,
+      renewed_after=_SUBJECTS_PER_WORKER,
+      processes=3,
+    ):
+      reports.update("onnx-runtimes", {name: found}, every, onnx_report.markdown)
+      progress.update()
+  section = reports.read("onnx-runtimes").get(jax.__version__, {})
+  wrong = [*onnx_tables.differences(releases), *onnx_report.too_low(section)]
+  if wrong:
+    raise click.ClickException("; ".join(wrong))
+
+
+def _named(name: str, *others: Any) -> tuple[str, dict[str, Any]]:
+  return name, row(name, *others)
+
+
+if __name__ == "__main__":
+  main()

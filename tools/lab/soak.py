@@ -1,0 +1,413 @@
+"""A long test of the server: a constant rate of requests while models are added, replaced, removed
+and damaged and replicas killed.
+
+  python -m jax2tf.tools.lab.soak [--minutes=30] [--requests=20000] [--events=60]. A quarter of
+  the requests uses REST. It compares each
+answer with JAX's for the same version, expects NOT_FOUND (404) from a removed model, and measures
+the server's memory. It fails if a request has no answer within two minutes, or a wrong one, or if
+the memory grows: docs/reports/serving.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import http.client
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import grpc
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from tensorflow_serving.apis import (
+  get_model_status_pb2,
+  model_service_pb2_grpc,
+  predict_pb2,
+  prediction_service_pb2_grpc,
+)
+from tqdm import tqdm
+
+from jax2tf.converters import saved_model
+from jax2tf.tools.lab import clients, reports, serving_report
+
+_VARIANTS = 4
+_ROWS = 8
+_REST_SHARE = 0.25
+# Answers in a row that probably came from every replica.
+_IN_A_ROW = 20
+_PATIENCE_SECONDS = 60.0
+
+
+class _LostError(Exception):
+  """A request without an answer, because its process died."""
+
+
+class _NotFoundError(Exception):
+  """The answer that there is no such model."""
+
+
+@dataclass
+class _Model:
+  """A model of the server.
+
+  Attributes:
+    folder: holds its versions.
+    variants: version -> variant, of all versions so far.
+    live: the versions that may answer.
+    state: "asked"; "gone" after its removal; "" while it changes from one to the other.
+    under_way: the number of requests in progress.
+  """
+
+  folder: pathlib.Path
+  variants: dict[int, int] = field(default_factory=dict)
+  live: set[int] = field(default_factory=set)
+  state: str = ""
+  under_way: int = 0
+
+  async def leave(self) -> None:
+    """Waits until no request is in progress; there will be no more."""
+    self.state = ""
+    while self.under_way:
+      await asyncio.sleep(0.1)
+
+
+class _Soak:
+  """The served models, the requests, and the results."""
+
+  def __init__(self, folder: pathlib.Path):
+    random = np.random.default_rng(0)
+    self._x = random.normal(size=(_ROWS, 784)).astype(np.float32)
+    self._store, self.models_folder = folder / "store", folder / "models"
+    self._expected = []
+    for variant in range(_VARIANTS):
+      shapes = {"hidden": (784, 512), "out": (512, 10)}
+      params = {
+        name: random.normal(0, 0.05, shape).astype(np.float32) for name, shape in shapes.items()
+      }
+      saved_model.save(
+        clients.mlp, params, self._store / str(variant), inputs={"x": "f32[b,784]"}, outputs=["y"]
+      )
+      self._expected.append(np.asarray(clients.mlp(params, jnp.asarray(self._x))))
+    self.models = {
+      name: _Model(self.models_folder / name) for name in ("steady", "replaced", "guest")
+    }
+    self.tally = clients.Tally()
+    self.events: collections.Counter[str] = collections.Counter()
+    self.asked: collections.Counter[str] = collections.Counter()
+    self._body = json.dumps({"inputs": self._x.tolist()})
+
+  def publish(self, name: str) -> int:
+    """Adds the next version, of another variant, by copy and rename."""
+    model = self.models[name]
+    version = max(model.variants, default=0) + 1
+    model.variants[version] = (version + len(name)) % _VARIANTS
+    model.live.add(version)
+    model.folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(
+      self._store / str(model.variants[version]) / "1", model.folder / ".saving" / "1"
+    )
+    (model.folder / ".saving" / "1").rename(model.folder / str(version))
+    return version
+
+  async def ask(self, stub: Any, http_port: int) -> None:
+    """Sends one request to one of the models, and again while processes die."""
+    names = [name for name, model in self.models.items() if model.state]
+    name = names[np.random.randint(len(names))]
+    by_rest = np.random.random() < _REST_SHARE
+    model, start, pause = self.models[name], time.perf_counter(), 0.1
+    gone, live = model.state == "gone", {*model.live}
+    self.asked["by REST" if by_rest else "by gRPC"] += 1
+    self.asked["of a removed model"] += gone
+    model.under_way += 1
+    try:
+      while True:
+        try:
+          version, y = await (
+            asyncio.to_thread(self._by_rest, name, http_port)
+            if by_rest
+            else self._by_grpc(name, stub)
+          )
+        except _NotFoundError as error:
+          if not gone:
+            self.tally.errors.append(f"{name}: {error}")
+          break
+        except _LostError as error:
+          if time.perf_counter() > start + clients.PATIENCE_SECONDS:
+            self.tally.errors.append(f"{name}: {error}")
+            return
+          self.tally.retries += 1
+          await asyncio.sleep(pause)
+          pause = min(2 * pause, 2.0)
+          continue
+        expected = {model.variants[each] for each in ({version} if version else live | model.live)}
+        right = any(
+          np.allclose(y, self._expected[variant], rtol=1e-4, atol=1e-5) for variant in expected
+        )
+        self.tally.wrong += gone or not right
+        break
+      self.tally.answered.append(time.perf_counter())
+      self.tally.milliseconds.append(1e3 * (self.tally.answered[-1] - start))
+    except Exception as error:  # any other answer is a fault
+      self.tally.errors.append(f"{name}: {type(error).__name__}: {error}")
+    finally:
+      model.under_way -= 1
+
+  async def _by_grpc(self, name: str, stub: Any) -> tuple[int, np.ndarray]:
+    """The version that answers, and its answer."""
+    request = predict_pb2.PredictRequest(inputs={"x": tf.make_tensor_proto(self._x)})
+    request.model_spec.name = name
+    try:
+      response = await stub.Predict(request, timeout=clients.PATIENCE_SECONDS)
+    except grpc.aio.AioRpcError as error:
+      kinds = {grpc.StatusCode.UNAVAILABLE: _LostError, grpc.StatusCode.NOT_FOUND: _NotFoundError}
+      raise kinds.get(error.code(), RuntimeError)(
+        f"{error.code().name}: {error.details()}"
+      ) from error
+    return response.model_spec.version.value, tf.make_ndarray(response.outputs["y"])
+
+  def _by_rest(self, name: str, port: int) -> tuple[int, np.ndarray]:
+    """0, because the REST API does not say the version, and the answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=clients.PATIENCE_SECONDS)
+    try:
+      connection.request("POST", f"/v1/models/{name}:predict", self._body)
+      response = connection.getresponse()
+      body = json.load(response)
+    except (OSError, http.client.HTTPException) as error:  # a proxy died
+      raise _LostError(f"{type(error).__name__}: {error}") from error
+    finally:
+      connection.close()
+    if response.status != 200:
+      raise {503: _LostError, 404: _NotFoundError}.get(response.status, RuntimeError)(
+        f"{response.status}: {body}"
+      )
+    return 0, np.array(body["outputs"], np.float32)
+
+  async def until(
+    self, channel: grpc.aio.Channel, name: str, version: int, expected: Callable[[str, str], bool]
+  ) -> None:
+    """Waits until every replica reports a state and a message of this version that are as expected;
+    NOT_FOUND is a state too."""
+    status = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus
+    request = get_model_status_pb2.GetModelStatusRequest(
+      model_spec={"name": name, "version": {"value": version}}
+    )
+    end, seen, last = time.monotonic() + _PATIENCE_SECONDS, 0, ("", "")
+    while seen < _IN_A_ROW:
+      try:
+        [found] = (await status(request, timeout=10)).model_version_status
+        last = (
+          get_model_status_pb2.ModelVersionStatus.State.Name(found.state),
+          found.status.error_message,
+        )
+      except grpc.aio.AioRpcError as error:
+        last = error.code().name, error.details() or ""
+      seen = seen + 1 if expected(*last) else 0
+      if time.monotonic() > end:
+        raise SystemExit(
+          f"version {version} of {name!r} is still {last} after {_PATIENCE_SECONDS:g} s"
+        )
+      await asyncio.sleep(0.05)
+
+  async def served(self, channel: grpc.aio.Channel, name: str, version: int) -> None:
+    await self.until(
+      channel, name, version, lambda state, message: (state, message) == ("AVAILABLE", "")
+    )
+
+
+def _events(
+  soak: _Soak, server: clients.Server, channel: grpc.aio.Channel
+) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+  """The events, in turn and without end."""
+
+  async def replace() -> None:
+    model = soak.models["replaced"]
+    old = max(model.variants)
+    await soak.served(channel, "replaced", soak.publish("replaced"))
+    model.live.discard(old)
+    shutil.rmtree(model.folder / str(old))
+
+  async def corrupt() -> None:
+    """Adds versions that cannot be loaded."""
+    for name, model in soak.models.items():
+      if model.state == "asked":
+        broken = model.folder / str(10**6)
+        broken.mkdir()
+        (broken / "saved_model.pb").write_bytes(os.urandom(1000))
+        await soak.until(
+          channel, name, 10**6, lambda state, message: state == "END" and bool(message)
+        )
+        shutil.rmtree(broken)
+        soak.events[f"broken versions of {name}"] += 1
+
+  async def damage() -> None:
+    """Overwrites a file of each served version in place, and then writes it as it was: the loaded
+    version has to stay."""
+    for name, model in soak.models.items():
+      if model.state == "asked":
+        version = max(model.live)
+        file = model.folder / str(version) / next(damaged)
+        good = file.read_bytes()
+        file.write_bytes(os.urandom(len(good)))
+        await soak.until(
+          channel, name, version, lambda state, message: state == "AVAILABLE" and bool(message)
+        )
+        file.write_bytes(good)
+        await soak.served(channel, name, version)
+        soak.events[f"served files of {name} damaged"] += 1
+
+  async def kill() -> None:
+    pids = server.pids("replica")
+    os.kill(pids[np.random.randint(len(pids))], signal.SIGKILL)
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while server.ready < 2 and time.monotonic() < end:
+      await asyncio.sleep(0.5)
+
+  async def add() -> None:
+    model = soak.models["guest"]
+    await model.leave()
+    await soak.served(channel, "guest", soak.publish("guest"))
+    model.state = "asked"
+
+  async def remove() -> None:
+    model = soak.models["guest"]
+    await model.leave()
+    shutil.rmtree(model.folder)
+    model.live.clear()
+    await soak.until(
+      channel, "guest", max(model.variants), lambda state, message: state == "NOT_FOUND"
+    )
+    model.state = "gone"
+
+  damaged = itertools.cycle(
+    ("saved_model.pb", "variables/variables.data-00000-of-00001", "variables/variables.index")
+  )
+  named = {
+    "replicas killed": kill,
+    "versions replaced": replace,
+    "models added": add,
+    "models removed": remove,
+  }
+  order = (
+    "models added",
+    "versions replaced",
+    corrupt,
+    damage,
+    "replicas killed",
+    "versions replaced",
+    "models removed",
+  )
+  yield from itertools.cycle(
+    (each, named[each]) if isinstance(each, str) else ("", each) for each in order
+  )
+
+
+def _megabytes(server: clients.Server) -> tuple[float, float]:
+  """The resident memory of the largest replica, and of all processes together."""
+  sizes = server.megabytes
+  return max(sizes["replica"], default=0.0), sum(map(sum, sizes.values()))
+
+
+async def _run(
+  soak: _Soak, server: clients.Server, seconds: float, requests: int, events: int
+) -> dict[str, Any]:
+  begin = time.monotonic()
+  memory: list[tuple[float, float, float]] = []
+  async with grpc.aio.insecure_channel(
+    f"127.0.0.1:{server.grpc_port}", [("grpc.use_local_subchannel_pool", 1)]
+  ) as channel:
+    for name in ("steady", "replaced"):
+      await soak.served(channel, name, 1)
+      soak.models[name].state = "asked"
+
+    async def disturb() -> None:
+      for i, (name, event) in zip(range(events), _events(soak, server, channel), strict=False):
+        await asyncio.sleep(max(0.0, begin + seconds * (i + 1) / (events + 1) - time.monotonic()))
+        await event()
+        if name:
+          soak.events[name] += 1
+
+    async def weigh() -> None:
+      while True:
+        memory.append((time.monotonic() - begin, *await asyncio.to_thread(_megabytes, server)))
+        await asyncio.sleep(seconds / 100)
+
+    stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+    weighing, disturbing = asyncio.create_task(weigh()), asyncio.create_task(disturb())
+    asking = set()
+    for i in tqdm(range(requests), unit=" requests", leave=False, mininterval=5):
+      await asyncio.sleep(max(0.0, begin + seconds * i / requests - time.monotonic()))
+      asking.add(task := asyncio.create_task(soak.ask(stub, server.http_port)))
+      task.add_done_callback(asking.discard)
+    await asyncio.gather(*asking, disturbing)
+    weighing.cancel()
+  soak.tally.seconds = time.monotonic() - begin
+
+  def most(column: int, begins: float, ends: float) -> float:
+    return round(
+      max(
+        (row[column] for row in memory if begins * seconds <= row[0] < ends * seconds), default=0.0
+      )
+    )
+
+  thirds = ((0.0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 2.0))
+  return {
+    "the largest replica MB by thirds": [most(1, *third) for third in thirds],
+    "all processes MB by thirds": [most(2, *third) for third in thirds],
+  }
+
+
+@click.command
+@click.option(
+  "--minutes", type=click.FloatRange(0.1), default=30.0, help="The duration of the test."
+)
+@click.option(
+  "--requests",
+  type=click.IntRange(100),
+  default=20_000,
+  help="The number of requests, at a constant rate.",
+)
+@click.option(
+  "--events",
+  type=click.IntRange(0),
+  default=60,
+  help="The number of additions, replacements, corruptions, kills and removals.",
+)
+@click.option("--keep/--no_keep", default=True, help="Whether to write the report.")
+def main(minutes: float, requests: int, events: int, keep: bool) -> None:
+  """Prints and writes the figures. Raises SystemExit if an answer was lost or wrong, the memory
+  grew, or the start took too long."""
+  logging.set_verbosity(logging.WARNING)
+  about = {"minutes": minutes} | serving_report.machine()
+  with tempfile.TemporaryDirectory() as folder:
+    soak = _Soak(pathlib.Path(folder))
+    for name in ("steady", "replaced"):
+      soak.publish(name)
+    with clients.serving(soak.models_folder, "--replicas=2") as server:
+      memory = asyncio.run(_run(soak, server, 60 * minutes, requests, events))
+  about |= {"start s": round(server.start_seconds, 1)}
+  report = (
+    about | soak.tally.summary() | {"asked": dict(soak.asked), "events": dict(soak.events)} | memory
+  )
+  print(reports.lines(report))
+  if keep:
+    serving_report.keep(serving_report.SOAK, report)
+  faults = soak.tally.errors + ["a wrong answer"] * soak.tally.wrong
+  faults += serving_report.grown(report) + serving_report.late([server.start_seconds])
+  if faults:
+    raise SystemExit(f"{len(faults)} faults, such as: {faults[0]}")
+
+
+if __name__ == "__main__":
+  main()
