@@ -25,7 +25,7 @@
 #   make power-cut    100 saves cut off as by a power failure, on a loop device (Linux, root), and the report docs/reports/power-cut.md; 30 minutes
 #   make fuzz-server  4,000 random requests by REST and by gRPC against `jax2tf serve`, each checked, a version that is replaced under load, and the report docs/reports/server-fuzz.md; 10 minutes
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/reports/targets.md
-#   make models       the zoo of tests/models in every runtime, and the report docs/reports/model-table.md
+#   make models       the zoo of tests/support/models in every runtime, and the report docs/reports/model-table.md
 #   make plain-tools  24 architectures in plain tf2onnx and TFLiteConverter, and with our calls, and the report docs/reports/plain-tools.md
 #   make onnx-runtimes  exported files in each ONNX Runtime since 1.13, and the report docs/reports/onnx-runtimes.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/reports/minilm.md

@@ -53,7 +53,7 @@ ONE_PYTHON = {
   "tests/devices/test_strategies.py": "processes of TensorFlow's clusters",
   "tests/serving/test_tf_serving.py": "another server",
   "tests/house/test_wheel.py": "what is packed, and where",
-  "tests/pipelines/test_workers.py": "processes",
+  "tests/lab/test_workers.py": "processes",
 }
 # Tests of 10 to 80 s, and a file of 50 s, by the beginning of their names: `make every-row` and
 # `.ci/run` have them.

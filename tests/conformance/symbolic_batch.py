@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 import jax2tf
-from tests.conformance.harnesses import Outcome, compare, load
 from tests.support.case import xla_ops
+from tests.support.conformance.harnesses import Outcome, compare, load
 
 WAY = "symbolic_batch"
 SIZES = (1, 3)

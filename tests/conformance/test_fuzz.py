@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 
-from tests.conformance import control_differential
-from tests.conformance.control_programs import Generator
-from tests.conformance.differential import check
-from tests.conformance.programs import Program, programs
+from tests.support.conformance import control_differential
+from tests.support.conformance.control_programs import Generator
+from tests.support.conformance.differential import check
+from tests.support.conformance.programs import Program, programs
 
 
 @settings(

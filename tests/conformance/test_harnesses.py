@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance.harnesses import load, run, sample
+from tests.support.conformance.harnesses import load, run, sample
 
 NAMES = sample(400, seed=0)
 DIFFERENTIABLE = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jax2tf.converters.export.source import ExportError
-from jax2tf.tools.lab import runtimes
+from tests.support import runtimes
 
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("openvino") is None, reason="the extra `openvino` has OpenVINO"

@@ -23,7 +23,7 @@ from jax2tf.converters.tfjs.replacements import TABLE as TFJS
 from jax2tf.converters.tflite import target as target_of_tflite
 from jax2tf.converters.tflite.replacements import TABLE as TFLITE
 from jax2tf.converters.verify import answers
-from tests.converters.replacement_rows import Row, packed, rows
+from tests.support.replacement_rows import Row, packed, rows
 
 ROWS = list(rows())
 TABLES: Mapping[str, Any] = {"onnx": ONNX, "tflite": TFLITE, "tfjs": TFJS}

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import jax2tf
 from jax2tf import dtensor
 from jax2tf.placement.dtensors import layout
-from jax2tf.tools.lab import clients
+from tests.support import clients
 
 ROOT = Path(__file__).resolve().parents[2]
 AUTO = jax.sharding.AxisType.Auto

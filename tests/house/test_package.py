@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import pickle
 import re
 import shlex
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import jax2tf
-from jax2tf.tools import lab
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_JAX = """
@@ -73,17 +71,3 @@ def test_modules_are_attributes_and_other_names_are_not() -> None:
     _ = jax2tf.nothing  # type: ignore[attr-defined]
   with pytest.raises(ImportError, match="nothing"):
     from jax2tf import nothing  # type: ignore[attr-defined]  # noqa: F401, PLC0415
-
-
-def test_each_sweep_takes_its_defaults() -> None:
-  scripts = [
-    path.stem
-    for path in Path(lab.__path__[0]).glob("*.py")
-    if "@click.command" in path.read_text(encoding="utf-8")
-  ]
-  assert len(scripts) > 10
-  for name in scripts:
-    main = importlib.import_module(f"{lab.__name__}.{name}").main
-    assert main.make_context(name, []).params.keys() == {
-      parameter.name for parameter in main.params
-    }

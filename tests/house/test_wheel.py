@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 import jax2tf
-from jax2tf.tools.lab import clients, wheels
-from tests.support import documents
+from tests.support import clients, documents, wheels
 from tests.support.certificates import certificate
 
 # In one process: importing TensorFlow for each would take longer than all that they do. The last

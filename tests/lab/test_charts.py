@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jax2tf.examples import palette
-from jax2tf.tools.lab import model_table, onnx_report, plain_tools, redraw, reports, runtimes
+from jax2tf.tools.lab import model_table, onnx_report, plain_tools, redraw, reports
+from tests.support import runtimes
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from jax2tf.converters import saved_model
 from jax2tf.converters.export.source import Source
 from jax2tf.converters.verify.plan import Comparison
-from tests.models import NAMES, load
+from tests.support.models import NAMES, load
 
 
 @pytest.mark.sampled

@@ -1,4 +1,4 @@
-"""Every model of tests/models: saved, loaded, and equal to jax.jit at two sizes of each of its
+"""Every model of the zoo: saved, loaded, and equal to jax.jit at two sizes of each of its
 dimensions."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tensorflow as tf
 from jax2tf.converters import saved_model
 from jax2tf.converters.export.source import Source
 from jax2tf.converters.verify import plan
-from tests import models
+from tests.support import models
 from tests.support.case import xla_ops
 
 # Models of one network that was trained elsewhere are as large as they are.

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import jax2tf
 from jax2tf.tools.lab.golden import GOLDEN_MODELS, golden_file, op_counts
-from tests.models.zoo import MODELS
 from tests.support.case import close, xla_ops
+from tests.support.models.zoo import MODELS
 
 
 def as_arrays(tree):

@@ -32,7 +32,6 @@ from tensorflow_serving.apis import (
 )
 
 from jax2tf.tools.cli import main as command
-from jax2tf.tools.lab import clients
 from jax2tf.tools.serving import place
 from tests.serving.serve_models import Strings, configure, encode, inputs_of, params, save
 from tests.serving.serve_requests import (
@@ -47,6 +46,7 @@ from tests.serving.serve_requests import (
   refusal,
   request_of,
 )
+from tests.support import clients
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 CLIENT_SECONDS = 5.0

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from jax2tf.tools.lab import grpc_requests, reports, server_fuzz, server_requests
 from jax2tf.tools.serving import bodies, model, protobuf, rest
+from tests.support import grpc_requests, server_requests
 
-MAX_BYTES = server_fuzz.MAX_REQUEST_MB << 20
+MAX_BYTES = server_requests.MAX_REQUEST_MB << 20
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +81,3 @@ def test_random_requests(models: Mapping[str, model.Model], interface: str) -> N
         faults.append(f"{seed}: {case.kind}, {case.signature}: {fault}: {case.body[:200]!r}")
   assert faults == []
   assert count / 4 < answered < count
-
-
-def test_the_page_of_the_random_requests_has_its_numbers() -> None:
-  page = server_fuzz.markdown(reports.read("server-fuzz"))
-  assert reports.page("server-fuzz").read_text(encoding="utf-8") == page
-  for section in reports.read("server-fuzz").values():
-    assert [*server_fuzz.faults(section)] == []
-    for interface in ("REST", "gRPC"):
-      assert sum(numbers["requests"] for numbers in section[interface].values()) == 4000

@@ -24,7 +24,6 @@ import psutil
 import pytest
 import ray
 
-from jax2tf.tools.lab import clients
 from jax2tf.tools.serving import (
   child,
   connections,
@@ -36,6 +35,7 @@ from jax2tf.tools.serving import (
   watchdog,
 )
 from tests.serving.serve_models import options
+from tests.support import clients
 
 
 class Process:

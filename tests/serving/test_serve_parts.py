@@ -27,10 +27,10 @@ import tensorflow as tf
 
 from jax2tf.converters import saved_model
 from jax2tf.tools.cli import main as command
-from jax2tf.tools.lab import clients, reports, serving_report
 from jax2tf.tools.serving import child, config, deaths, place, server, signals, supervisor
 from jax2tf.tools.serving.model import Call, Memory, Model, run
 from tests.serving.serve_models import encode, inputs_of, options, params, save
+from tests.support import clients
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 
@@ -365,23 +365,3 @@ def test_a_cluster_ends_with_its_raylet_although_it_still_starts(tmp_path: Path)
   )
   [(_, reason)] = deaths.failures(tmp_path)
   assert reason == "raylet of Ray was killed by SIGKILL"
-
-
-def test_what_a_load_is_expected_to_show() -> None:
-  """Replicas add up until all cores are busy, and memory and starts have bounds."""
-  # 2 ms of CPU time for each request
-  one = {"requests per second": 400.0} | dict.fromkeys(serving_report.COSTS, 0.5)
-  assert [serving_report.predicted(one, count, cores=2) for count in (1, 2, 3)] == [400, 800, 1000]
-  assert [len(serving_report.late(starts)) for starts in ([29.9, 8.0], [31.0, 8.0])] == [0, 1]
-  soak = {"minutes": 30, "all processes MB by thirds": [1000, 2000, 2099]}
-  assert serving_report.grown(soak) == []
-  assert serving_report.grown(soak | {"all processes MB by thirds": [1000, 2000, 2101]}) == [
-    "all processes MB by thirds: [1000, 2000, 2101], a growth by more than 5%"
-  ]
-
-
-def test_the_page_of_the_load_has_its_numbers() -> None:
-  page = serving_report.markdown(
-    *map(reports.read, (serving_report.LOAD, serving_report.SOAK, serving_report.DRILLS))
-  )
-  assert reports.page("serving").read_text(encoding="utf-8") == page

@@ -21,9 +21,9 @@ import grpc
 import pytest
 import uvicorn
 
-from jax2tf.tools.lab import clients
 from jax2tf.tools.serving import balance, by_http, child, signals, supervisor
 from tests.serving.serve_models import options
+from tests.support import clients
 from tests.support.certificates import certificate
 
 SERVICE = "tensorflow.serving.PredictionService"

@@ -21,9 +21,9 @@ from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 
 from jax2tf.tools.cli import _clients, _progress, query
 from jax2tf.tools.cli import main as command
-from jax2tf.tools.lab import clients
 from jax2tf.tools.serving import balance, child
 from tests.serving.serve_models import options
+from tests.support import clients
 from tests.support.certificates import certificate
 
 # TF 2.21: of tf.make_ndarray, for bfloat16.

@@ -23,7 +23,7 @@ from tensorflow_serving.apis import (
   session_service_pb2,
 )
 
-from jax2tf.tools.lab import clients
+from tests.support import clients
 
 SERVER = shutil.which("tensorflow_model_server")
 

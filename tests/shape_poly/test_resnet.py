@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from tests.models.zoo import MODELS
 from tests.support.case import xla_ops
+from tests.support.models.zoo import MODELS
 
 # Multiples of what all strides divide together: of other sizes JAX cannot tell that both branches
 # of a block fit.

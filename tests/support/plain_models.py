@@ -1,4 +1,4 @@
-"""Models for the table of plain tools only (`make plain-tools`); the zoo is in tests/models.
+"""Models for the table of plain tools only, `make plain-tools`; `tests.support.models` has the zoo.
 
 Keras needs KERAS_BACKEND=jax.
 """
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.models.entry import Entry, below
-from tests.models.libraries import KEY, Function, of_equinox, of_linen, weights
+from tests.support.models.entry import Entry, below
+from tests.support.models.libraries import KEY, Function, of_equinox, of_linen, weights
 
 LENGTH, FEATURES = 60, 8
 VOCABULARY, WIDTH, HEADS, GROUPS = 50, 32, 4, 4

@@ -28,7 +28,7 @@ from jax.extend.core import Primitive
 
 from jax2tf._jax_compat import shape_poly
 from jax2tf.jaxprs import walk
-from tests.conformance.harnesses import load
+from tests.support.conformance.harnesses import load
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 GENERATORS = ("threefry2x32", "philox2x32", "philox4x32", "threefry4x32")

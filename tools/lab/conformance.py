@@ -80,7 +80,7 @@ def main(
   sample: int,
 ) -> None:
   """Runs the missing cases and writes the report."""
-  from tests.conformance import harnesses  # noqa: PLC0415
+  from tests.support.conformance import harnesses  # noqa: PLC0415
 
   _FOLDER.mkdir(parents=True, exist_ok=True)
   everything = harnesses.load()

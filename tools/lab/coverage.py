@@ -52,7 +52,7 @@ def write(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _markdown(report: dict[str, Any]) -> str:
-  from tests.conformance.tolerances import units_and_reason  # noqa: PLC0415  (only a checkout has it)
+  from tests.support.conformance.tolerances import units_and_reason  # noqa: PLC0415  (only a checkout has it)
 
   lines = [
     "# Primitives and JAX's test harnesses",

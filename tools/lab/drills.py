@@ -29,8 +29,9 @@ import numpy as np
 from absl import logging
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.lab import clients, reports, serving_report
+from jax2tf.tools.lab import reports, serving_report
 from jax2tf.tools.serving import place
+from tests.support import clients
 
 _CONCURRENCY = 8
 _PATIENCE_SECONDS = 240.0

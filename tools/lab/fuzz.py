@@ -38,7 +38,7 @@ def _run_batch(count: int, seed: int, functions_of: Sequence[str], steps: int) -
   """The counts and mismatches of `count` programs."""
   import hypothesis  # noqa: PLC0415  (the test extra)
 
-  from tests.conformance import differential, program_rows_arrays, programs  # noqa: PLC0415  (only a checkout has them)
+  from tests.support.conformance import differential, program_rows_arrays, programs  # noqa: PLC0415  (only a checkout has them)
 
   names = tuple(functions_of or program_rows_arrays.ROWS)
   options: dict[str, Any] = {
@@ -76,7 +76,7 @@ def _run_control_batch(count: int, seed: int) -> dict[str, Any]:
   jax.config.update("jax_disable_most_optimizations", True)
   os.environ.setdefault("XLA_FLAGS", _FEW_OPTIMIZATIONS)
 
-  from tests.conformance import control_differential, control_programs  # noqa: PLC0415
+  from tests.support.conformance import control_differential, control_programs  # noqa: PLC0415
 
   generator = control_programs.Generator(seed)
   functions: collections.Counter[str] = collections.Counter()
@@ -108,7 +108,7 @@ def _shrunk(mismatch: Any, options: dict[str, Any]) -> Any:
   mismatch itself."""
   import hypothesis  # noqa: PLC0415
 
-  from tests.conformance import differential, program_rows_arrays, programs  # noqa: PLC0415
+  from tests.support.conformance import differential, program_rows_arrays, programs  # noqa: PLC0415
 
   best, calls = mismatch, 0
 

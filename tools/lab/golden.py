@@ -53,7 +53,7 @@ def op_counts(model: Any) -> dict[str, int]:
 
 def main() -> None:
   """Writes the golden file."""
-  from tests.models.zoo import MODELS  # noqa: PLC0415  (only a checkout has it)
+  from tests.support.models.zoo import MODELS  # noqa: PLC0415  (only a checkout has it)
 
   counts = {name: op_counts(MODELS[name]) for name in GOLDEN_MODELS}
   pathlib.Path(golden_file()).write_text(json.dumps(counts, indent=1) + "\n")

@@ -23,7 +23,8 @@ from typing import Any
 import click
 from absl import logging
 
-from jax2tf.tools.lab import clients, serving_report
+from jax2tf.tools.lab import serving_report
+from tests.support import clients
 
 _PATIENCE_SECONDS = 120.0
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from jax2tf.converters.bundle import calls
 from jax2tf.converters.onnx import bfloat16
-from jax2tf.tools.lab.runtimes import REPOSITORY
+from tests.support.runtimes import REPOSITORY
 
 FOLDER = REPOSITORY / "build" / "onnx-runtimes"
 # Releases before 1.19 were built against NumPy 1; newer ones run with it too.

@@ -12,7 +12,6 @@ rows, so a second run goes on where the last one stopped.
 from __future__ import annotations
 
 import functools
-import importlib
 import pathlib
 import re
 import tempfile
@@ -34,6 +33,7 @@ from jax2tf.converters.verify import answers, plan
 from jax2tf.tools.lab import onnx_report, onnx_tables, reports, target_sweep, workers
 from jax2tf.tools.lab.onnx_releases import Release
 from jax2tf.tools.lab.options import commas
+from tests.support import models, replacement_rows
 
 NUMBERS = tuple(range(13, 33))  # opset 18 opens from 1.14 on
 _SUBJECTS_PER_WORKER = 100
@@ -41,32 +41,29 @@ _SUBJECTS_PER_WORKER = 100
 
 def subjects(cases: int) -> list[str]:
   """Names of subjects: "model:NAME", "row:NUMBER OP" and "harness:NAME"."""
-  from tests.converters import replacement_rows  # noqa: PLC0415  (only a checkout has tests)
-  from tests.models import NAMES  # noqa: PLC0415
-
   rows = [f"row:{i} {row.op}" for i, row in enumerate(replacement_rows.rows())]
-  return [*(f"model:{name}" for name in NAMES), *rows, *target_sweep.subjects(0, cases)]
+  return [*(f"model:{name}" for name in models.NAMES), *rows, *target_sweep.subjects(0, cases)]
 
 
 def _source(subject: str) -> tuple[Any, dict[str, Any]]:
   """(the `Source` to export, options of the comparison)."""
   kind, _, name = subject.partition(":")
   if kind == "model":
-    entry = importlib.import_module("tests.models").load(name)
+    entry = models.load(name)
     fun, params = entry.build()
     model = saved_model.Model(params, polymorphic_constraints=entry.constraints, idioms=onnx.IDIOMS)
     model.add(fun, inputs=entry.inputs, outputs=entry.outputs)
     options = {"sizes": entry.sizes, "rtol": entry.rtol, "atol": entry.atol}
     return Source.of(model), options | {"examples": entry.examples}
   if kind == "row":
-    rows = importlib.import_module("tests.converters.replacement_rows")
-    source, inputs = rows.packed([list(rows.rows())[int(name.split()[0])]])
+    row = list(replacement_rows.rows())[int(name.split()[0])]
+    source, inputs = replacement_rows.packed([row])
     return source, {"examples": inputs}
   fun, arrays, *_ = target_sweep.function(subject, 0)
   given = {f"x{i}": x for i, x in enumerate(arrays)}
-  inputs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in given.items()}
+  specs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in given.items()}
   model = saved_model.Model({}, idioms=onnx.IDIOMS)
-  model.add(lambda _, *xs: jax.tree.leaves(fun(*xs)), inputs=inputs)
+  model.add(lambda _, *xs: jax.tree.leaves(fun(*xs)), inputs=specs)
   return Source.of(model), {"examples": given}
 
 

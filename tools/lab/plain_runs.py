@@ -25,7 +25,7 @@ from jax2tf.converters.saved_model.arguments import tensor_specs
 from jax2tf.converters.saved_model.draws import HOSTILE, SUBNORMAL
 from jax2tf.converters.tflite import runtime
 from jax2tf.converters.verify import answers, plan
-from jax2tf.tools.lab.runtimes import Case
+from tests.support.runtimes import Case
 
 RIGHT, REFUSED, WRONG = "right", "refused", "wrong"
 Verdict = tuple[str, str]  # one of these, and why

@@ -10,7 +10,6 @@ models and versions of JAX, so a second run goes on where the last one stopped.
 from __future__ import annotations
 
 import collections
-import importlib
 import os
 import pathlib
 import re
@@ -23,7 +22,8 @@ import click
 import jax
 import tqdm
 
-from jax2tf.tools.lab import plain_runs, reports, runtimes, workers
+from jax2tf.tools.lab import plain_runs, reports, workers
+from tests.support import models, plain_models, runtimes
 
 # Of tests.support.plain_models and tests.models.
 MODELS = """
@@ -36,8 +36,8 @@ COLUMNS = [f"{tool}, {way}" for tool in plain_runs.TOOLS for way in _WAYS]
 
 
 def _entry(model: str) -> Any:
-  own = importlib.import_module("tests.support.plain_models").ENTRIES
-  return own[model] if model in own else importlib.import_module("tests.models").load(model)
+  own = plain_models.ENTRIES
+  return own[model] if model in own else models.load(model)
 
 
 def row(model: str) -> dict[str, Any]:

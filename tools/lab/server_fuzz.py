@@ -30,10 +30,10 @@ from tensorflow_serving.apis import predict_pb2
 from tqdm import tqdm
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.lab import clients, grpc_requests, reports, server_requests, serving_report
-from jax2tf.tools.lab.server_requests import Arrays, Case
+from jax2tf.tools.lab import reports, serving_report
+from tests.support import clients, grpc_requests, server_requests
+from tests.support.server_requests import Arrays, Case
 
-MAX_REQUEST_MB = 4
 # The warm-up is a part of the requests, of other seeds.
 _WARM_UP = 0.5
 # The proxies alone are small, so that a few MB are more than 5 % of them.
@@ -316,7 +316,7 @@ def main(requests: int, seed: int, keep: bool) -> None:
     server_requests.save(folder)
     _save_rolled(folder, 1)
     config = _configure(folder, (1,), 1)
-    options = ("--replicas=2", f"--max_request_mb={MAX_REQUEST_MB}")
+    options = ("--replicas=2", f"--max_request_mb={server_requests.MAX_REQUEST_MB}")
     with (
       clients.serving(config, *options) as server,
       grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,

@@ -40,7 +40,8 @@ from tensorflow_serving.apis import (
 from tqdm import tqdm
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.lab import clients, reports, serving_report
+from jax2tf.tools.lab import reports, serving_report
+from tests.support import clients
 
 _VARIANTS = 4
 _ROWS = 8

@@ -76,7 +76,7 @@ class Outcome:
 
 def subjects(programs: int, most_cases: int) -> list[str]:
   """The names of all subjects, in a seeded order, so that any part of the sweep is a sample."""
-  from tests.conformance import harnesses  # noqa: PLC0415  (only a checkout has it)
+  from tests.support.conformance import harnesses  # noqa: PLC0415  (only a checkout has it)
 
   groups: dict[str, list[tuple[str, str]]] = collections.defaultdict(list)
   for name, harness in sorted(harnesses.load().items()):
@@ -104,7 +104,7 @@ def _program(number: int, steps: int) -> Any:
   """The fuzzer's program for a seed."""
   import hypothesis  # noqa: PLC0415  (the test extra)
 
-  from tests.conformance import program_rows_arrays, programs  # noqa: PLC0415
+  from tests.support.conformance import program_rows_arrays, programs  # noqa: PLC0415
 
   found: list[Any] = []
 
@@ -131,7 +131,7 @@ def function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.ndar
     program = _program(int(name), steps)
     arrays = program.arrays()
     return program, arrays, "program", "x64" if program.x64 else ""
-  from tests.conformance import harnesses  # noqa: PLC0415
+  from tests.support.conformance import harnesses  # noqa: PLC0415
 
   harness = harnesses.load()[name]
   args = list(harness.dyn_args_maker(np.random.RandomState(zlib.crc32(name.encode()))))

@@ -20,7 +20,8 @@ from typing import Any
 import tensorflow as tf
 
 from jax2tf.converters.verify.report import machine
-from jax2tf.tools.lab import reports, wheels
+from jax2tf.tools.lab import reports
+from tests.support import wheels
 
 _REQUIREMENTS = ("jax2tf[keras,onnx,openvino,tflite,tfjs]", "flax")
 _MODELS = {
