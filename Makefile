@@ -237,13 +237,13 @@ $(VENV)-tfx/.tfx: $(VENV)-tfx/.venv
 
 # Beam 2.77 pins NumPy below 2.5 and protobuf below 7; what runs the model needs no JAX.
 $(VENV)-beam/.beam: $(VENV)-beam/.venv
-	$(VENV)-beam/bin/python $(INSTALL) 'apache-beam>=2.77' 'tensorflow==2.21.*' 'pyarrow>=18' 'tqdm>=4'
+	$(VENV)-beam/bin/python $(INSTALL) 'apache-beam>=2.77' 'tensorflow==2.21.*' 'pyarrow>=18' 'rich>=13.7'
 	$(VENV)-beam/bin/python $(INSTALL) --no-deps -e .
 	@touch $@
 
 # Without JAX, as a cluster would have it. Java 17 or newer has to be there: Debian's openjdk-17-jre-headless.
 $(VENV)-spark/.spark: $(VENV)-spark/.venv
-	$(VENV)-spark/bin/python $(INSTALL) 'pyspark[sql]>=4.3' 'tensorflow==2.21.*' 'tqdm>=4'
+	$(VENV)-spark/bin/python $(INSTALL) 'pyspark[sql]>=4.3' 'tensorflow==2.21.*' 'rich>=13.7'
 	$(VENV)-spark/bin/python $(INSTALL) --no-deps -e .
 	@touch $@
 

@@ -15,7 +15,8 @@ import numpy as np
 import optax
 import safetensors.numpy
 import tokenizers
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import Progress
 
 from jax2tf.examples import decoder
 
@@ -54,13 +55,15 @@ def train(tokens: np.ndarray, steps: int = STEPS, seed: int = 0) -> tuple[decode
     return optax.apply_updates(params, updates), state, value
 
   state, losses = optimiser.init(params), []
-  with tqdm(range(steps), "training") as progress:
-    for _ in progress:
+  with Progress(console=Console(stderr=True)) as progress:
+    task = progress.add_task("training", total=steps)
+    for _ in range(steps):
       starts = rng.integers(0, len(tokens) - CONTEXT, BATCH)
       batch = tokens[starts[:, None] + np.arange(CONTEXT + 1)]
       params, state, value = step(params, state, batch)
       losses.append(float(value))
-      progress.set_postfix(loss=f"{np.mean(losses[-20:]):.2f}", refresh=False)
+      words = f"training, loss {np.mean(losses[-20:]):.2f}"
+      progress.update(task, advance=1, description=words)
   return jax.tree.map(np.asarray, params), np.array(losses)
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import track
 
 from jax2tf.examples import decoder, decoder_training, quiet
 
@@ -109,7 +110,7 @@ def in_jax(params: Any, given: dict[str, np.ndarray], count: int) -> tuple[np.nd
     temperature,
   )
   found, seconds = [made["token"]], []
-  for _ in tqdm(range(count - 1), "JAX, with its cache"):
+  for _ in track(range(count - 1), "JAX, with its cache", console=Console(stderr=True)):
     start = time.perf_counter()
     cache, made = after(params, cache, slots, found[-1], seeds, temperature)
     found.append(jax.block_until_ready(made["token"]))
@@ -121,7 +122,7 @@ def without_cache(params: Any, given: dict[str, np.ndarray], sizes: list[int]) -
   """Seconds for one more token of texts of these lengths without a cache, which reads the whole
   text again."""
   scores, times = jax.jit(lambda params, tokens: decoder.logits(params, tokens)[:, -1]), []
-  for size in tqdm(sizes, "JAX, without a cache"):
+  for size in track(sizes, "JAX, without a cache", console=Console(stderr=True)):
     tokens = np.resize(given["tokens"], (len(given["tokens"]), size))
     jax.block_until_ready(scores(params, tokens))
     times.append(min(_seconds(functools.partial(scores, params, tokens)) for _ in range(3)))

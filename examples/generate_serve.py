@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from rich.console import Console
 from rich.panel import Panel
-from tqdm import tqdm
+from rich.progress import track
 
 import quiet
 
@@ -69,7 +69,7 @@ def by_token(
   slots = tf.range(len(given["seeds"]))
   token = signatures["prefill"](slots=slots, **given)["token"]
   found, seconds = [token.numpy()], []
-  for _ in tqdm(range(count - 1), "TensorFlow without JAX"):
+  for _ in track(range(count - 1), "TensorFlow without JAX", console=Console(stderr=True)):
     start = time.perf_counter()
     token = signatures["decode"](
       slots=slots, tokens=token, seeds=given["seeds"], temperature=given["temperature"]

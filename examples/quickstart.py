@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import track
 
 from jax2tf.examples import minilm, minilm_text, quiet
 
@@ -77,10 +78,11 @@ def main(build: Path = BUILD) -> None:
 def _embeddings(params: minilm.Params) -> dict[str, np.ndarray]:
   """JAX's embeddings of each batch of sentences that the other process will encode."""
   encode = jax.jit(minilm.encode)
-  batches = tqdm(minilm_text.BATCHES.items(), "JAX embeddings", leave=False)
   return {
     name: np.asarray(encode(params, *minilm_text.tokenize(sentences)))
-    for name, sentences in batches
+    for name, sentences in track(
+      minilm_text.BATCHES.items(), "JAX embeddings", transient=True, console=Console(stderr=True)
+    )
   }
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import track
 
 from jax2tf.examples import quiet
 
@@ -102,7 +103,8 @@ def train(
 ) -> tuple[Any, Any, np.ndarray]:
   """Trains in JAX. Returns (params, optimiser state, the loss before each step)."""
   step, losses = jax.jit(step), []
-  for i in tqdm(range(len(next(iter(batches.values())))), description):
+  steps = range(len(next(iter(batches.values()))))
+  for i in track(steps, description, console=Console(stderr=True)):
     params, opt_state, value = step(params, opt_state, {name: x[i] for name, x in batches.items()})
     losses.append(value)
   return params, opt_state, np.array(losses)

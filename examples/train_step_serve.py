@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import track
 
 import quiet
 
@@ -27,7 +28,7 @@ def main(directory: str, batches_file: str, losses_file: str) -> None:
   steps = range(len(next(iter(batches.values()))))
   losses = [
     train_step(**{name: x[i] for name, x in batches.items()})["loss"]
-    for i in tqdm(steps, "TensorFlow without JAX")
+    for i in track(steps, "TensorFlow without JAX", console=Console(stderr=True))
   ]
   np.save(losses_file, np.array(losses))
 

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
-import tqdm
 from jax.experimental import checkify
 
 from jax2tf import pytrees, survey
@@ -26,7 +25,7 @@ from jax2tf.errors import Gap, warn_user
 from jax2tf.idioms import fused
 
 from .. import stages
-from ..bundle import graphs, manifest, paths, publish
+from ..bundle import graphs, manifest, paths, progress, publish
 from ..bundle.calls import Answer
 from ..saved_model import kinds
 from ..saved_model.builder import Model
@@ -270,11 +269,9 @@ class Source:
     with stages.stage(f"compare in {runtime}"):
       if (key := options.key()) not in self._asked:
         asked = self.runs(options)
-        with tqdm.tqdm(
-          total=len(asked), desc=f"compare {target}", leave=False, disable=None
-        ) as progress:
-          initial = next((s.state.stored() for s in self.signatures.values() if s.state), ())
-          self._asked[key] = asked, list(compare.reference_answers(asked, (), progress, initial))
+        initial = next((s.state.stored() for s in self.signatures.values() if s.state), ())
+        answers = compare.reference_answers(asked, (), initial)
+        self._asked[key] = asked, [*progress.over(answers, f"compare {target}", len(asked))]
       runs, expected = self._asked[key]
       found = answer([replace(run, timed=run.timed and timed) for run in runs])
       rows = tuple(

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 import tensorflow as tf
-import tqdm
 from jax import tree_util
 
 from jax2tf import pytrees
 
+from ..bundle import progress
 from ..bundle.notation import Spec
 from .arguments import leaf_names
 
@@ -169,15 +169,16 @@ def variable(path: str, array: Any, *, trainable: bool) -> tf.Variable:
 
 
 def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:
-  """Iterates over the arrays, with a progress bar in bytes if they are large."""
+  """Iterates over the arrays, with a progress bar if they are large."""
   # NumPy views the memory of JAX and TensorFlow without a copy
   sizes = [np.asarray(a).nbytes for a in arrays]
-  with tqdm.tqdm(
-    total=sum(sizes), unit="B", unit_scale=True, desc=what, disable=sum(sizes) < _LARGE
-  ) as report:
+  if sum(sizes) < _LARGE:
+    yield from arrays
+    return
+  with progress.bar(what, sum(sizes), told=True) as shown:
     for array, size in zip(arrays, sizes, strict=True):
       yield array
-      report.update(size)
+      shown.advance(size)
 
 
 def _shared(leaf: Any) -> Any:

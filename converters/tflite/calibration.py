@@ -13,11 +13,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 from jax2tf.errors import warn_user
 
-from ..bundle import manifest
+from ..bundle import manifest, progress
 from ..bundle.notation import Spec
 from ..saved_model import kinds
 
@@ -108,7 +107,7 @@ class Dataset:
         for i, sample in enumerate(samples)
         if len(samples) < HELD_BACK or not _is_held_back(i)
       ]
-      for sample in tqdm.tqdm(kept, desc=f"calibrate {name}", leave=False, disable=None):
+      for sample in progress.over(kept, f"calibrate {name}"):
         yield name, dict(sample)
 
   def compared(self, calibrated: bool) -> dict[str, Sequence[Sample]]:
@@ -151,7 +150,7 @@ def _read(given: Any, what: str) -> list[Sample]:
   if not isinstance(given, Iterable) or isinstance(given, str | bytes) or hasattr(given, "dtype"):
     raise ValueError(f"{what} is {_kind(given)}, not an iterable of samples; {_FORM}")
   samples: list[Sample] = []
-  for i, sample in enumerate(tqdm.tqdm(given, desc=what, leave=False, disable=None)):
+  for i, sample in enumerate(progress.over(given, what)):
     if not isinstance(sample, Mapping):
       raise ValueError(
         f"{what}: sample {i} is {_kind(sample)}, not a mapping; {_FORM}, which names the inputs"

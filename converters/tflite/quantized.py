@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
-import tqdm
 
+from ..bundle import progress
 from ..export.source import ExportError, Source
 from ..saved_model import kinds
 from ..saved_model.draws import REPRESENTATIVE
@@ -207,8 +207,8 @@ def compared(
   kinds_of_inputs = ("given",) if scheme == "int8" else ("ordinary", "given")
   runs = [run for run in source.runs(asked) if run.values in kinds_of_inputs]
   runs += _representative(source, quantization)
-  with tqdm.tqdm(total=len(runs), desc=f"compare {scheme}", leave=False, disable=None) as progress:
-    expected = list(compare.reference_answers(runs, (), progress))
+  answers = compare.reference_answers(runs, ())
+  expected = [*progress.over(answers, f"compare {scheme}", len(runs))]
   found = runtime.answers(file, runs, dequantized=True)
   agreements = _agreements(runs, found, expected, quantization.scores)
   rows = [

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..bundle import paths
+from ..bundle import paths, tables
 from ..export.source import ExportError
 from ..saved_model.builder import Model
 from ..saved_model.draws import REPRESENTATIVE
-from ..verify.report import extra
 from . import quantized
 from .calibration import Dataset
 from .exporter import save_model
@@ -52,16 +51,12 @@ class QuantizationReport:
   rows: tuple[Quantized, ...]
 
   def text(self) -> str:
-    """The report as a table.
-
-    Raises:
-      ImportError: tabulate is missing, a package of jax2tf[verify].
-    """
+    """The report as a table."""
     whole = next((row.size for row in self.rows if row.scheme == "None"), None)
     cells = [
       [
         row.scheme,
-        row.size,
+        "" if row.size is None else str(row.size),
         f"{row.size / whole:.2f}" if row.size and whole else "",
         "" if row.max_abs is None else f"{row.max_abs:.2g}",
         "" if row.cosine is None else f"{row.cosine:.6f}",
@@ -70,7 +65,7 @@ class QuantizationReport:
       for row in self.rows
     ]
     titles = ("quantization", "bytes", "of float32", "max abs", "cosine", "problem")
-    return str(extra("tabulate").tabulate(cells, titles, disable_numparse=True)) + "\n"
+    return tables.text(titles, cells) + "\n"
 
 
 def quantization_report(

@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
-import tqdm
 from jax import tree_util
 
-from ..bundle import manifest
+from ..bundle import manifest, progress
 from ..export.source import ExportError, Source
 from ..saved_model import draws
 from ..saved_model.arguments import Arguments, input_specs
@@ -173,9 +172,8 @@ class Training:
       ExportError: a loss, a parameter or an output differs.
     """
     runs, expected = zip(*self._runs(steps, sizes, examples), strict=True)
-    with tqdm.tqdm(total=1, desc="compare training", leave=False, disable=None) as progress:
+    with progress.bar("compare training"):
       found = runtime.answers(file, runs)
-      progress.update()
     rows = tuple(
       compare.rows(runs, found, [compare.Expected(outputs) for outputs in expected], rtol, atol)
     )

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 from jax.experimental import checkify
 
 from ..bundle.calls import Answer, median_seconds
@@ -57,7 +56,7 @@ class Expected:
 
 
 def reference_answers(
-  runs: Sequence[plan.Run], lead: tuple[Any, ...], progress: tqdm.tqdm, initial: Sequence[Any] = ()
+  runs: Sequence[plan.Run], lead: tuple[Any, ...], initial: Sequence[Any] = ()
 ) -> Iterator[Expected]:
   """Yields the answer of the reference to each run. A stateful run starts from the state of the
   previous one, or from `initial`."""
@@ -88,7 +87,6 @@ def reference_answers(
       outputs = subject.named(result, run.inputs)
     except checkify.JaxRuntimeError as error:
       yield Expected({}, refuses=str(error))
-      progress.update()
       continue
     except Exception as error:
       error.add_note(
@@ -110,7 +108,6 @@ def reference_answers(
     )
     seconds = median_seconds(call) if run.timed else None
     yield Expected(outputs, precisions[subject.name], seconds, rounding=rounding)
-    progress.update()
 
 
 def _precisions(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import extras, stages
-from ..bundle import paths, publish
+from ..bundle import paths, publish, tables
 from ..saved_model.draws import HOSTILE, REPRESENTATIVE, SUBNORMAL
 
 _WORDS = {
@@ -189,27 +189,19 @@ class Report:
       raise VerificationError("\n".join([f"{self.model}: {self.verdict}", *lines]))
 
   def text(self) -> str:
-    """The report as tables for a terminal.
-
-    Raises:
-      ImportError: tabulate is missing, a package of jax2tf[verify].
-    """
-    table = extra("tabulate").tabulate
+    """The report as tables for a terminal."""
     problems = [
       f"{'' if row.ok else 'WRONG: '}{row.place}: {row.problem}" for row in self.rows if row.problem
     ]
     problems += [f"SKIPPED: {name}: {why}" for name, why in self.skipped.items()]
     parts = [
       f"{self.model}: {self.verdict}",
-      table([_cells(row) for row in self.rows], _ROW_TITLES, disable_numparse=True),
+      tables.text(_ROW_TITLES, map(_cells, self.rows)),
       _NOTE,
       *problems,
     ]
     if self.latencies:
-      parts += [
-        self.machine,
-        table([_latency_cells(x) for x in self.latencies], _LATENCY_TITLES, disable_numparse=True),
-      ]
+      parts += [self.machine, tables.text(_LATENCY_TITLES, map(_latency_cells, self.latencies))]
     return "\n\n".join(parts) + "\n"
 
   def json(self) -> str:

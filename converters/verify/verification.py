@@ -10,10 +10,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 
 from .. import stages
-from ..bundle import calls, children, manifest, notation, paths, publish
+from ..bundle import calls, children, manifest, notation, paths, progress, publish
 from ..bundle.notation import Spec
 from ..saved_model import kinds, values
 from ..saved_model.arguments import check_constraint
@@ -92,7 +91,7 @@ def verify(
   """
   if report is not None:
     with stages.stage("import what the report needs"):
-      for package in ("tabulate", "jinja2", "matplotlib"):
+      for package in ("jinja2", "matplotlib"):
         extra(package)
     publish.check_writable(paths.of(report, "report"))
   if samples < 1:
@@ -120,16 +119,10 @@ def verify(
     runs = plan.plan(
       compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs, lead
     )
-    with (
-      stages.stage("compare"),
-      tqdm.tqdm(
-        total=2 * len(runs), desc=f"verify {place.name}", leave=False, disable=None
-      ) as progress,
-    ):
-      expected = list(
-        compare.reference_answers(runs, lead, progress, remembered[1] if remembered else ())
-      )
-      response = _run_without_jax(directory, runs, progress)
+    with stages.stage("compare"), progress.bar(f"verify {place.name}", 2 * len(runs)) as shown:
+      initial = remembered[1] if remembered else ()
+      expected = [*shown.over(compare.reference_answers(runs, lead, initial))]
+      response = _run_without_jax(directory, runs, shown.advance)
     if not response["runs"]:  # the model was not loaded
       values.check(directory, graph)
     found = response["runs"] or [calls.failed(f"no answer without JAX: {response['error']}")] * len(
@@ -193,7 +186,7 @@ def _state(
 
 
 def _run_without_jax(
-  directory: Path, runs: Sequence[plan.Run], progress: tqdm.tqdm
+  directory: Path, runs: Sequence[plan.Run], after_run: Callable[[], object]
 ) -> dict[str, Any]:
   """The answers of the model, from a separate process; see `child`."""
   request = {
@@ -214,10 +207,7 @@ def _run_without_jax(
     # Otherwise TensorFlow on a GPU, which multiplies in TF32, is compared with JAX on a CPU.
     environment["CUDA_VISIBLE_DEVICES"] = "-1"
   ended = children.script(
-    Path(__file__).with_name("child.py"),
-    request,
-    environment=environment,
-    after_run=progress.update,
+    Path(__file__).with_name("child.py"), request, environment=environment, after_run=after_run
   )
   if ended.response is not None:
     return dict(ended.response)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 from sklearn.datasets import load_digits
-from tqdm import tqdm
 
 from jax2tf.examples import quiet, train_step
 
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
   digits, in_jax = np.arange(10, dtype=np.int32), jax.jit(sample_step)
   x = np.random.default_rng(2).standard_normal((10, 64), np.float32)
   drawn, expected = [x], [x]
-  for i in tqdm(range(options.sampling), "sampling in TF.js"):
+  for i in track(range(options.sampling), "sampling in TF.js", console=Console(stderr=True)):
     drawn.append(
       tfjs.run(exported.path, {"x": drawn[-1], "labels": digits, "step": np.int32(i)})["x"]
     )

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.colors import LogNorm
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import track
 
 from jax2tf.examples import quiet
 
@@ -88,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
   rows = tf.data.Dataset.from_tensor_slices(angles).batch(-(-len(angles) // 8))
   seconds = rows.map(simulate_tf, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
   start = time.perf_counter()
-  found = np.concatenate(list(tqdm(seconds.as_numpy_iterator(), "batches of tf.data", total=8)))
+  batches = track(
+    seconds.as_numpy_iterator(), "batches of tf.data", total=8, console=Console(stderr=True)
+  )
+  found = np.concatenate(list(batches))
   print(
     f"{len(angles):,} pendulums, {options.steps} steps of each, in "
     f"{time.perf_counter() - start:.1f} s"

@@ -507,7 +507,7 @@ def test_progress_is_a_line_every_ten_seconds(
 ) -> None:
   now = 100.0
   monkeypatch.setattr(supervisor.time, "monotonic", lambda: now)
-  with supervisor._Progress(200) as progress:
+  with supervisor._Progress(200).shown() as progress:
     for now, under_way, rows in (
       (101.0, 10, 5),
       (110.5, 100, 42),

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
-import tqdm
-
+from jax2tf.converters.bundle import progress
 from jax2tf.tools.batch import THREADS, worker
 from jax2tf.tools.batch.plan import Plan, Shard
 
@@ -141,20 +140,16 @@ def run(plan: Plan, workers: int, threads: int, stall_seconds: float = STALL_SEC
     return Outcome()
   options = asdict(plan.asked) | {"fingerprint": plan.fingerprint}
   crew = _Crew(options, threads, min(workers, len(left)))
-  with crew.working(), _Progress(sum(shard.state.size for shard in left)) as progress:
-    return _Run(plan, crew, progress, stall_seconds).finished()
+  size = sum(shard.state.size for shard in left)
+  with crew.working(), _Progress(size).shown() as shown:
+    return _Run(plan, crew, shown, stall_seconds).finished()
 
 
 class _Run:
   """Gives shards to workers until none is left."""
 
-  def __init__(self, plan: Plan, crew: _Crew, progress: _Progress, stall_seconds: float):
-    self._plan, self._crew, self._progress, self._stall_seconds = (
-      plan,
-      crew,
-      progress,
-      stall_seconds,
-    )
+  def __init__(self, plan: Plan, crew: _Crew, shown: _Progress, stall_seconds: float):
+    self._plan, self._crew, self._progress, self._stall_seconds = (plan, crew, shown, stall_seconds)
     self._left = collections.deque((shard, 1) for shard in plan.left)
     self._outcome, self._began = Outcome(), time.monotonic()
     self._deaths = 0  # consecutive deaths of workers that had not loaded the model
@@ -290,19 +285,16 @@ class _Progress:
   every ten seconds."""
 
   def __init__(self, size: int):
-    self._whole = 0
+    self._size, self._whole = max(1, size), 0
     self._began = self._told = time.monotonic()
-    on_terminal = sys.stderr.isatty()
-    form = "jax2tf batch: {percentage:3.0f} % |{bar}| {desc}, {remaining} left"
-    self._bar = tqdm.tqdm(
-      total=max(1, size), bar_format=form, leave=False, disable=not on_terminal, file=sys.stderr
-    )
+    self._on_terminal = sys.stderr.isatty()
+    self._bar = progress.Bar(None, None)
 
-  def __enter__(self) -> _Progress:
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    self._bar.close()
+  @contextlib.contextmanager
+  def shown(self) -> Iterator[_Progress]:
+    """Shows it inside the `with` block."""
+    with progress.bar("jax2tf batch", self._size) as self._bar:
+      yield self
 
   def over(self, size: int) -> None:
     """Counts a shard of this many bytes as finished, done or failed."""
@@ -311,10 +303,9 @@ class _Progress:
   def show(self, under_way: float, rows: int) -> None:
     now, done = time.monotonic(), self._whole + under_way
     words = f"{rows:,} rows, {rows / (now - self._began):,.0f} rows/s"
-    if not self._bar.disable:
-      self._bar.set_description_str(words, refresh=False)
-      self._bar.update(int(done) - self._bar.n)
+    if self._on_terminal:
+      self._bar.set(words=f"jax2tf batch: {words}", done=done)
     elif now > self._told + _TELL_SECONDS:
-      self._told, part = now, done / self._bar.total
+      self._told, part = now, done / self._size
       left = f", {(now - self._began) * (1 - part) / part:.0f} s left" if part else ""
       print(f"jax2tf batch: {100 * part:.0f} %, {words}{left}", file=sys.stderr, flush=True)

@@ -4,17 +4,14 @@ gradients, assets, the manifest."""
 from __future__ import annotations
 
 import collections
-import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from rich import box, console, table
-from rich import text as rich_text
 
 from jax2tf.converters import stages
-from jax2tf.converters.bundle import files, graphs, manifest, paths, publish
+from jax2tf.converters.bundle import files, graphs, manifest, paths, publish, tables
 from jax2tf.converters.saved_model import values
 from jax2tf.tools import outside
 from jax2tf.tools.cli import _graphs, _weights
@@ -171,17 +168,11 @@ def text(found: Mapping[str, Any]) -> str:
     )
   else:
     parts.append("no manifest: not saved by jax2tf")
-  return _visible("\n".join(parts))
+  return _visible("\n\n".join(parts))
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-  made = table.Table(*header, box=box.SIMPLE)
-  for row in rows:
-    # no markup, because a model may have any names
-    made.add_row(*(rich_text.Text(_visible(cell)) for cell in row))
-  out = io.StringIO()
-  console.Console(file=out, width=140).print(made)
-  return out.getvalue().rstrip()
+  return tables.text(header, ([*map(_visible, row)] for row in rows), width=140)
 
 
 def _visible(said: str) -> str:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
+from jax2tf.converters.bundle import progress
+
 PATIENCE = 2.0  # seconds before a command shows its stage
 _MOMENT = 0.5
 
@@ -48,21 +50,21 @@ class Progress:
       self._stages.pop()
 
   def _watch(self, file: TextIO) -> None:
-    import tqdm  # noqa: PLC0415  (a third of the time of --help)
-
     told: set[tuple[str, float]] = set()
-    with tqdm.tqdm(bar_format="{desc}", leave=False, file=file, disable=not file.isatty()) as line:
+    shown: progress.Bar | None = None
+    with contextlib.ExitStack() as ending:
       while not self._ended.wait(_MOMENT / 2):
         now, stages = time.monotonic(), self._stages[-1:]
         if not stages or now < self._started + PATIENCE or now < stages[0][1] + _MOMENT:
           continue
+        name, took = stages[0][0], now - self._started
         if file.isatty():
-          line.set_description_str(f"{self._command}: {stages[0][0]} ({now - self._started:.0f} s)")
+          words = f"{self._command}: {name} ({took:.0f} s)"
+          shown = shown or ending.enter_context(progress.bar(words, file=file))
+          shown.set(words=words)
         elif stages[0] not in told:  # a stage continues after those within it
           told.add(stages[0])
-          print(
-            f"{self._command}: {now - self._started:.1f} s: {stages[0][0]}", file=file, flush=True
-          )
+          print(f"{self._command}: {took:.1f} s: {name}", file=file, flush=True)
 
 
 @contextlib.contextmanager

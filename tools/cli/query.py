@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from jax2tf.converters.bundle import durable, paths
+from jax2tf.converters.bundle import durable, paths, tables
 from jax2tf.tools.cli._failures import failures, say
 from jax2tf.tools.cli._progress import Progress
 from jax2tf.tools.cli._verb import takes_debug
@@ -205,20 +205,12 @@ def _type(array: Any) -> str:
 
 
 def _table(outputs: dict[str, Any]) -> str:
-  from rich import box, console, table  # noqa: PLC0415
-
-  found = table.Table("output", "type", "values", box=box.SIMPLE_HEAD)
+  rows = []
   for name, array in outputs.items():
     first = _shown(array.ravel()[:_SHOWN].tolist())
     values = ", ".join(
       f"{value:.6g}" if array.dtype.kind == "f" else repr(value) for value in first
     )
-    found.add_row(
-      name,
-      f"{_type(array)}[{','.join(map(str, array.shape))}]",
-      values + (", ..." if array.size > _SHOWN else ""),
-    )
-  screen = console.Console(width=140, color_system=None)
-  with screen.capture() as captured:
-    screen.print(found)
-  return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")
+    of_type = f"{_type(array)}[{','.join(map(str, array.shape))}]"
+    rows.append((name, of_type, values + (", ..." if array.size > _SHOWN else "")))
+  return tables.text(("output", "type", "values"), rows, width=140)

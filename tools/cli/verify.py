@@ -54,10 +54,8 @@ def verify(
     jax2tf verify build/model model:predict --params weights.npz
   """
   from jax2tf.converters import verify  # noqa: PLC0415
-  from jax2tf.converters.verify.report import extra  # noqa: PLC0415
   from jax2tf.tools.cli import _loading  # noqa: PLC0415
 
-  extra("tabulate")  # the answer needs it; the comparison takes a minute
   model = _loading.model(named, lambda: _inputs_of(directory))
   found = verify.verify(
     directory,

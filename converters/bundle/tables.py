@@ -1,0 +1,31 @@
+"""Tables of plain text, by rich."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def text(titles: Iterable[str], rows: Iterable[Iterable[str]], *, width: int | None = None) -> str:
+  """The rows below their titles, in aligned columns.
+
+  Args:
+    titles: of the columns.
+    rows: the cells of each row. Nothing in them is markup.
+    width: beyond which cells are wrapped; by default never.
+  """
+  from rich import box, console, table  # noqa: PLC0415  (not for `jax2tf --help`)
+  from rich.text import Text  # noqa: PLC0415
+
+  cells = [[Text(cell) for cell in row] for row in rows]
+  made = table.Table(box=box.SIMPLE_HEAD)
+  for title in titles:
+    made.add_column(Text(title))
+  for row in cells:
+    made.add_row(*row)
+  if width is None:
+    width = max(console.Console(width=2**16).measure(made).maximum, 1)
+  screen = console.Console(width=width, color_system=None)
+  with screen.capture() as captured:
+    screen.print(made)
+  lines = [line.rstrip() for line in captured.get().splitlines()]
+  return "\n".join(lines).strip("\n")
