@@ -32,7 +32,6 @@
 #   make fused        three models with exact and fused idioms in LiteRT, ONNX Runtime and TF.js, and the report docs/reports/fused.md
 #   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/reports/readers.md
 #   make libraries    functions of Diffrax, NumPyro and other libraries against jax.jit, and the report docs/reports/libraries.md
-#   make call-tf      45 TensorFlow functions in JAX, with their derivatives, and the report docs/reports/call-tf-table.md; its speed
 #   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/reports/growth.md
 #   make three-models  three models in the environment of a wheel, on every target, and the report docs/reports/three-models.md
 #   make charts       redraws the charts of docs/reports from docs/reports/data, without measuring
@@ -58,7 +57,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_batch_files.py or 
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets onnx-runtimes plain-tools three-models charts golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets onnx-runtimes plain-tools three-models charts golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -121,10 +120,6 @@ jax-tests: $(VENV)/.dev
 	@test -n "$(JAX_TESTS)" || { echo "Name tests/ of JAX's repository: make jax-tests JAX_TESTS=/path/to/jax/tests"; exit 1; }
 	failed=0; for x64 in --nox64 --x64; do \
 	  $(RUN) -m jax2tf.tools.lab.jax_tests --tests "$(JAX_TESTS)" $$x64 $(JAX_TESTS_ARGS) || failed=1; done; exit $$failed
-
-call-tf: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.call_tf_table
-	$(RUN) -m jax2tf.tools.lab.call_tf_speed
 
 growth: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.growth

@@ -19,7 +19,7 @@ from tensorflow.python.framework import ops
 
 import jax2tf
 from jax2tf.converters import saved_model
-from jax2tf.tools.lab import measure
+from tests.support import measure
 
 X = np.ones((2, 3), np.float32)
 

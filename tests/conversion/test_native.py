@@ -19,9 +19,9 @@ from jax.interpreters import mlir
 import jax2tf
 from jax2tf import _tf_compat, native, traits
 from jax2tf.jaxprs import contains
-from jax2tf.tools.lab.measure import nodes
 from tests.support.case import close
 from tests.support.conformance import harnesses
+from tests.support.measure import nodes
 
 INSTALLED = ".".join(tf.__version__.split(".")[:2])
 X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)

@@ -134,7 +134,7 @@ def test_replacing_a_version_there_is_one_at_every_moment(tmp_path: Path) -> Non
 LARGE = """
 import pathlib
 import jax, tensorflow as tf
-from jax2tf.tools.lab import measure
+from tests.support import measure
 
 params = {f"w{i}": jnp.full((2**26,), i, jnp.float32) for i in range(9)}  # 9 of 256 MB: 2.25 GB
 jax.block_until_ready(params)

@@ -21,7 +21,7 @@ from jax2tf.converters import onnx, saved_model
 from jax2tf.converters.export.source import Source
 from jax2tf.converters.onnx import model
 from jax2tf.converters.onnx.replacements import TABLE
-from jax2tf.tools.lab import measure
+from tests.support import measure
 
 NORMAL = np.random.default_rng(0)
 FLOATS = np.array(

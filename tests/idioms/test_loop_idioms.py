@@ -12,7 +12,7 @@ import tensorflow as tf
 from jax import lax
 
 import jax2tf
-from jax2tf.tools.lab import loop_models, speed_models
+from tests.support import loop_models
 from tests.support.case import HOSTILE_F32, Case, executed_op_types, op_types, run
 
 X = np.random.default_rng(0).standard_normal((7, 3), np.float32)
@@ -384,7 +384,12 @@ def test_symbolic_sizes_are_not_held_for_all_steps() -> None:
 
 # {name: (in JAX, by hand, parameters, input)}.
 BY_HAND: dict[str, tuple[Any, Any, Any, np.ndarray]] = {
-  "lstm": (*((m := speed_models.MODELS[-1]).in_jax, m.in_tf), m.params(), m.x()),
+  "lstm": (
+    loop_models.lstm_jax,
+    loop_models.lstm_tf,
+    loop_models.lstm_params(128),
+    np.zeros((64, 1, 128), np.float32),
+  ),
   "gru": (
     loop_models.gru_jax,
     loop_models.gru_tf,

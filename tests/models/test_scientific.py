@@ -3,7 +3,7 @@ NumPyro.
 
 Value and gradient, those of two after a SavedModel.
 
-docs/reports/libraries.md has more of them, each after a SavedModel; these take little time to
+docs/reports/models.md has more of them, each after a SavedModel; these take little time to
 trace.
 """
 
@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.tools.lab import library_rows
+from tests.support import scientific_rows
 
 ROWS = {
   "lineax": ["LU, vmap"],
@@ -72,11 +72,7 @@ def pull(function: Callable[..., Any], *args: tf.Tensor) -> Any:
 @pytest.mark.parametrize(("library", "name"), [("equinox", ""), *NAMES])
 def test_value_and_gradient(library: str, name: str, tmp_path: Any) -> None:
   with jax.enable_x64(True):
-    fun, args = (
-      equinox()
-      if library == "equinox"
-      else next((f, args) for found, f, args in library_rows.LIBRARIES[library]() if found == name)
-    )
+    fun, args = equinox() if library == "equinox" else scientific_rows.row(library, name)
     specs = [tf.TensorSpec(np.shape(x), tf.float64) for x in args]
     expected = with_gradient(fun)(*args)
     function = tf.function(jax2tf.convert(fun), autograph=False, input_signature=specs)

@@ -25,8 +25,8 @@ from tensorflow.python.eager import context
 
 import jax2tf
 from jax2tf.lowering._kernels import NO_KERNEL
-from jax2tf.tools.lab.measure import op_types
 from tests.support.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
+from tests.support.measure import op_types
 
 # Relative tolerance by dtype: a few units in the last place, for XLA's and TensorFlow's math
 # libraries round differently. Integers and bools are exact.

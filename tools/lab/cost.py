@@ -26,6 +26,7 @@ import jax2tf
 from jax2tf.examples.palette import VERSIONS
 from jax2tf.tools.lab import measure, reports
 from jax2tf.tools.lab.cost_rows import ROWS, Row
+from tests.support.measure import nodes
 
 _GROWTH = 8
 _WAYS = ("forward", "gradient")
@@ -76,7 +77,7 @@ def _calls(row: Row, n: int, gradient: bool) -> tuple[int, Callable[[], Any], Ca
   concrete = tf.function(in_tf, autograph=False).get_concrete_function(*tensors)
   jitted = jax.jit(in_jax)
   return (
-    len(measure.nodes(concrete.graph)),
+    len(nodes(concrete.graph)),
     lambda: concrete(*tensors),
     lambda: jax.block_until_ready(jitted(*arrays)),
   )

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
-from jax2tf.tools.lab import loop_models
+from tests.support import loop_models
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.tools.lab.measure import op_types
+from tests.support.measure import op_types
 
 GOLDEN_MODELS = (
   "linen_mlp",

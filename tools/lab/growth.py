@@ -28,6 +28,7 @@ from jax import lax
 import jax2tf
 from jax2tf.examples.palette import COLOURS
 from jax2tf.tools.lab import measure, reports
+from tests.support.measure import nodes, peak_megabytes
 
 _LENGTHS = (300, 3_000, 30_000)
 # For the hand-written gradient TensorFlow's optimiser takes time quadratic in the length; 3,000 is
@@ -82,7 +83,7 @@ def chain(who: str, n: int) -> Numbers:
 
   def everything() -> None:
     graph = timed("gradient", lambda: build(gradient))
-    numbers["nodes"] = len(measure.nodes(graph.graph))
+    numbers["nodes"] = len(nodes(graph.graph))
     timed("first run", lambda: graph(tf.ones([8])))
 
   build(jax2tf.convert(jnp.sin))  # excludes what JAX and TensorFlow do once per process
@@ -94,7 +95,7 @@ def chain(who: str, n: int) -> Numbers:
     )
   timed("inference", lambda: build(convert(with_gradient=False)))
   converted = convert()
-  numbers["peak MB"] = measure.peak_megabytes(everything)
+  numbers["peak MB"] = peak_megabytes(everything)
   return numbers
 
 
@@ -151,7 +152,7 @@ def transformer(who: str, remat: bool) -> Numbers:
 def _first_run(call: Callable[[], Any]) -> Numbers:
   """The peak of the first run, because neither library returns memory; the time of the second run,
   after all optimisation."""
-  peak = measure.peak_megabytes(call)
+  peak = peak_megabytes(call)
   start = time.perf_counter()
   call()
   return {"peak MB": peak, "seconds": time.perf_counter() - start}

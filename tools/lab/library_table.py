@@ -21,8 +21,9 @@ import numpy as np
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.tools.lab import library_rows, reports, workers
+from jax2tf.tools.lab import reports, workers
 from jax2tf.tools.lab.options import commas
+from tests.support import scientific_rows
 
 _WAYS = ("value", "gradient", "SavedModel")
 _SECONDS = 900
@@ -34,7 +35,7 @@ def rows_of(library: str) -> list[str]:
   """The names of a library's rows; empty if it is not installed."""
   with jax.enable_x64(True):
     try:
-      return [name for name, _, _ in library_rows.LIBRARIES[library]()]
+      return [name for name, _, _ in scientific_rows.LIBRARIES[library]()]
     except ImportError as error:
       print(f"{library}: {error}")
       return []
@@ -44,9 +45,7 @@ def cells(library: str, name: str) -> tuple[str, str, Cells]:
   """{way: the largest difference from JAX, relative to its largest value, or the reason why there
   is none}."""
   with jax.enable_x64(True):
-    [(fun, given)] = [
-      (fun, args) for found, fun, args in library_rows.LIBRARIES[library]() if found == name
-    ]
+    fun, given = scientific_rows.row(library, name)
     args = [np.asarray(x) for x in given]
     return library, name, dict(zip(_WAYS, _measure(fun, args), strict=True))
 
@@ -165,7 +164,7 @@ def report(data: dict[str, Any]) -> str:
 
 @click.command
 @click.option(
-  "--only", default=",".join(library_rows.LIBRARIES), callback=commas, help="Libraries."
+  "--only", default=",".join(scientific_rows.LIBRARIES), callback=commas, help="Libraries."
 )
 def main(only: list[str]) -> None:
   """Measures all rows, and writes the report after each."""

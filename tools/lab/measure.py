@@ -1,18 +1,11 @@
-"""Measurements for the reports: times of interleaved calls, nodes of a graph, peak memory."""
+"""Times of interleaved calls, and how the reports show them."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from jax2tf.converters.bundle import graphs
-
-_STATUS = pathlib.Path("/proc/self/status")
 
 
 def milliseconds(
@@ -65,46 +58,6 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     f"**{statistics.median(values):.{digits}f}** ({min(values):.{digits}f} to "
     f"{max(values):.{digits}f})"
   )
-
-
-def nodes(graph: Any) -> list[Any]:
-  """The NodeDefs of a tf.Graph and of all functions that it calls."""
-  return graphs.nodes(graph.as_graph_def())
-
-
-def op_types(graph: Any) -> list[str]:
-  """The op types of these nodes."""
-  return [node.op for node in nodes(graph)]
-
-
-def peak_megabytes(call: Callable[[], Any]) -> float:
-  """The peak increase of the resident memory of this process during `call`; Linux with glibc
-  only."""
-  gc.collect()
-  ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that free() kept would hide what `call` needs
-  pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak, proc(5)
-  before = _resident("VmRSS")
-  call()
-  return _resident("VmHWM") - before
-
-
-def growth_megabytes(call: Callable[[], Any]) -> float:
-  """The increase of the resident memory of this process after `call` and garbage collection; Linux
-  with glibc only."""
-  before = _settled()
-  call()
-  return _settled() - before
-
-
-def _settled() -> float:
-  gc.collect()
-  ctypes.CDLL("libc.so.6").malloc_trim(0)
-  return _resident("VmRSS")
-
-
-def _resident(field: str) -> float:
-  (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(field + ":"))
-  return int(line.split()[1]) / 1024
 
 
 def pyplot() -> Any:

@@ -27,6 +27,8 @@ import jax2tf
 from jax2tf.examples.palette import COLOURS
 from jax2tf.tools.lab import measure, reports
 from jax2tf.tools.lab.speed_models import MODELS, Model
+from tests.support.case import executed_op_types
+from tests.support.measure import nodes
 
 _WAYS = ("forward", "value and gradient")
 # The ways with ordinary ops, whose graphs show what runs.
@@ -87,8 +89,6 @@ def functions(
 def measured(model: Model, gradient: bool, seconds: float) -> Numbers:
   """The numbers of a model. Raises if values differ from JAX's, or if more contractions run than
   JAX has."""
-  from tests.support.case import executed_op_types  # noqa: PLC0415  (only a checkout has it)
-
   in_jax, ways = functions(model, gradient)
   params, x = model.params(), model.x()
   variables, tensor = tf.nest.map_structure(tf.Variable, params), tf.constant(x)
@@ -118,7 +118,7 @@ def measured(model: Model, gradient: bool, seconds: float) -> Numbers:
     )
   return {
     "ms": measure.runs(calls, seconds),
-    "nodes": {name: len(measure.nodes(graphs[name].graph)) for name in _OF_OPS},
+    "nodes": {name: len(nodes(graphs[name].graph)) for name in _OF_OPS},
     "executed": {name: len(ops) for name, ops in executed.items()},
     "contractions": contractions,
   }

@@ -16,6 +16,8 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
+from tests.support import loop_models
+
 Params = Any
 
 
@@ -208,49 +210,7 @@ def _resnet_tf(params: Params, x: Any) -> Any:
   )
 
 
-# ----------------------------------------------------------------------------------------------
-# LSTM
-
 _STEPS, _CELLS = 64, 128
-
-
-def _lstm_params() -> Params:
-  weights = _Weights()
-  return {
-    "w": weights(_CELLS, 4 * _CELLS),
-    "u": weights(_CELLS, 4 * _CELLS),
-    "b": weights(4 * _CELLS),
-  }
-
-
-def _lstm_jax(params: Params, xs: Any) -> Any:
-  def step(state: Any, x: Any) -> Any:
-    h, c = state
-    i, f, g, o = jnp.split(x @ params["w"] + h @ params["u"] + params["b"], 4, -1)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    h = jax.nn.sigmoid(o) * jnp.tanh(c)
-    return (h, c), h
-
-  zeros = jnp.zeros(xs.shape[1:])
-  return lax.scan(step, (zeros, zeros), xs)[1]
-
-
-def _lstm_tf(params: Params, xs: Any) -> Any:
-  w, u, b = (tf.convert_to_tensor(params[name]) for name in "wub")
-  inputs = tf.TensorArray(tf.float32, _STEPS).unstack(xs)
-
-  def step(t: Any, h: Any, c: Any, outputs: Any) -> Any:  # as in Keras' RNN and LSTMCell
-    z = tf.nn.bias_add(tf.matmul(inputs.read(t), w) + tf.matmul(h, u), b)
-    i, f, g, o = tf.split(z, 4, -1)
-    c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(g)
-    h = tf.sigmoid(o) * tf.tanh(c)
-    return t + 1, h, c, outputs.write(t, h)
-
-  zeros = tf.zeros(xs.shape[1:])
-  outputs = tf.TensorArray(tf.float32, _STEPS, element_shape=xs.shape[1:])
-  start = (tf.constant(0), zeros, zeros, outputs)
-  return tf.while_loop(lambda t, *_: t < _STEPS, step, start, maximum_iterations=_STEPS)[-1].stack()
-
 
 MODELS = (
   Model(
@@ -276,9 +236,9 @@ MODELS = (
   ),
   Model(
     "LSTM, 64 steps d128",
-    _lstm_params,
+    functools.partial(loop_models.lstm_params, _CELLS),
     functools.partial(_normal, 100, _STEPS, 1, _CELLS),
-    _lstm_jax,
-    _lstm_tf,
+    loop_models.lstm_jax,
+    loop_models.lstm_tf,
   ),
 )

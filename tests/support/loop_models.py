@@ -1,5 +1,5 @@
-"""Loops, each in plain JAX and in hand-written TensorFlow for the same values: a GRU, and a chain
-of split keys."""
+"""Loops, each in plain JAX and in hand-written TensorFlow for the same values: an LSTM, a GRU, and
+a chain of split keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,52 @@ import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 from jax import lax
+
+# -----------------------------------------------------------------------------------------------
+# LSTM
+
+
+def lstm_params(size: int) -> dict[str, np.ndarray]:
+  """Weights of inputs, of the state, and biases of the four gates."""
+  rng = np.random.default_rng(0)
+  weights = {
+    name: rng.standard_normal((size, 4 * size), np.float32) / np.float32(size**0.5) for name in "wu"
+  }
+  return weights | {"b": rng.standard_normal(4 * size, np.float32) / 10}
+
+
+def lstm_jax(params: Any, xs: Any) -> Any:
+  """params, xs f32[t,b,n] -> the states f32[t,b,n]."""
+
+  def step(state: Any, x: Any) -> Any:
+    h, c = state
+    i, f, g, o = jnp.split(x @ params["w"] + h @ params["u"] + params["b"], 4, -1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (h, c), h
+
+  zeros = jnp.zeros(xs.shape[1:])
+  return lax.scan(step, (zeros, zeros), xs)[1]
+
+
+def lstm_tf(params: Any, xs: Any) -> Any:
+  """As `lstm_jax`, as in Keras' RNN and LSTMCell."""
+  w, u, b = (tf.convert_to_tensor(params[name]) for name in "wub")
+  steps = xs.shape[0]
+  inputs = tf.TensorArray(tf.float32, steps).unstack(xs)
+
+  def step(t: Any, h: Any, c: Any, outputs: Any) -> Any:
+    z = tf.nn.bias_add(tf.matmul(inputs.read(t), w) + tf.matmul(h, u), b)
+    i, f, g, o = tf.split(z, 4, -1)
+    c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(g)
+    h = tf.sigmoid(o) * tf.tanh(c)
+    return t + 1, h, c, outputs.write(t, h)
+
+  zeros = tf.zeros(xs.shape[1:])
+  outputs = tf.TensorArray(tf.float32, steps, element_shape=xs.shape[1:])
+  start = (tf.constant(0), zeros, zeros, outputs)
+  return tf.while_loop(lambda t, *_: t < steps, step, start, maximum_iterations=steps)[-1].stack()
+
 
 # -----------------------------------------------------------------------------------------------
 # GRU

@@ -1,5 +1,4 @@
-"""TensorFlow functions, each with its equivalent in JAX: the rows of
-docs/reports/call-tf-table.md."""
+"""TensorFlow functions, each with its equivalent in JAX: the rows of test_table.py."""
 
 from __future__ import annotations
 

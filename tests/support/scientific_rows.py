@@ -1,5 +1,5 @@
-"""Functions of scientific libraries, as (function, arguments): the rows of
-docs/reports/libraries.md. A row imports its library."""
+"""Functions of scientific libraries, as (name, function, arguments): the rows of
+docs/reports/models.md. A row imports its library."""
 
 # ruff: noqa: PLC0415
 
@@ -254,3 +254,9 @@ LIBRARIES: dict[str, Callable[[], Iterator[Row]]] = {
   "mujoco-mjx": mjx,
   "brax": brax,
 }
+
+
+def row(library: str, name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  """The function of that name, and its arguments."""
+  [found] = [(fun, args) for other, fun, args in LIBRARIES[library]() if other == name]
+  return found
