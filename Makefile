@@ -178,7 +178,7 @@ charts: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.redraw
 
 golden: $(VENV)/.test
-	$(RUN) -m jax2tf.tools.lab.golden
+	$(RUN) -m pytest --update-golden tests/models/test_zoo.py -k golden
 
 # The lowest version of each requirement that pyproject.toml names; their own requirements are the newest, of which
 # old releases may use what is deprecated.

@@ -86,6 +86,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     action="store_true",
     help="run the longest tables whole and the longest tests, as `make every-row` and `.ci/run` do",
   )
+  parser.addoption(
+    "--update-golden",
+    action="store_true",
+    help="write the op counts of tests/golden, as `make golden` does, instead of comparing them",
+  )
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
