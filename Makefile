@@ -6,6 +6,7 @@
 #   make generate     trains a decoder, saves it with its key-value cache, and generates text without JAX
 #   make test         the test suite, on two cores
 #   make every-row    the test suite with all rows of its longest tables, of which `make test` runs a sixth, and its longest tests
+#   make collect      collects the tests as if no optional package were installed
 #   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray, Dask, Beam and Spark; docs/reports/pipelines.md
 #   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in a separate environment
 #   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton
@@ -57,7 +58,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_batch_files.py or 
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets onnx-runtimes plain-tools three-models charts golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets onnx-runtimes plain-tools three-models charts golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -80,6 +81,9 @@ test: $(VENV)/.test
 
 every-row: $(VENV)/.test
 	$(RUN) -m pytest -n 2 --dist loadfile --every-row $(PYTEST_ARGS)
+
+collect: $(VENV)/.test
+	$(RUN) -m pytest -p tests.support.optional --without-extras --collect-only
 
 pipelines: $(VENV)/.test $(VENV)-beam/.beam $(VENV)-spark/.spark
 	$(RUN) -m pytest --every-row -m pipelines $(PYTEST_ARGS)

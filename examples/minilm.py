@@ -34,7 +34,7 @@ def load(directory: Path) -> Params:
 
 def parameters() -> Params:
   """The published weights."""
-  return load(minilm_text.DIRECTORY)
+  return load(minilm_text.directory())
 
 
 def encode(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:

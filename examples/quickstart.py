@@ -31,7 +31,7 @@ CONSTRAINTS = [f"s <= {minilm_text.MAX_TOKENS}"]
 
 
 def main(build: Path = BUILD) -> None:
-  params = minilm.load(minilm_text.DIRECTORY)
+  params = minilm.parameters()
   leaves = jax.tree.leaves(params)
   print(
     f"all-MiniLM-L6-v2, {sum(x.size for x in leaves):,} parameters; JAX {jax.__version__}, "

@@ -8,12 +8,12 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 
-from tests.support import warm_python
+from tests.support import optional, warm_python
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -91,6 +91,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     action="store_true",
     help="write the op counts of tests/golden, as `make golden` does, instead of comparing them",
   )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+  """Skips a file that imports an optional package which is not installed."""
+  report = yield
+  error = report.call.excinfo.value if report.call and report.call.excinfo else None
+  if report.outcome == "failed" and error and (reason := optional.reason(error)):
+    report.outcome, report.longrepr = "skipped", (str(report.fspath), 0, f"Skipped: {reason}")
+  return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+  """Skips a test whose fixture imports such a package."""
+  return (yield from _skipping())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+  """Skips a test that imports such a package."""
+  return (yield from _skipping())
+
+
+def _skipping() -> Generator[None, object, object]:
+  try:
+    return (yield)
+  except ImportError as error:
+    if reason := optional.reason(error):
+      pytest.skip(reason)
+    raise
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects

@@ -63,7 +63,7 @@ def main(build: Path = BUILD) -> tfjs.Exported:
   ):
     shutil.copy(HERE / name, build / name)
   for name in ("tokenizer.json", "tokenizer_config.json"):
-    shutil.copy(Path(minilm_text.DIRECTORY) / name, build / name)
+    shutil.copy(minilm_text.directory() / name, build / name)
   for name in _SCRIPTS:
     shutil.copy(tfjs.packages() / "node_modules" / "@tensorflow" / name, build)
   subprocess.run(

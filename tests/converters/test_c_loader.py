@@ -249,7 +249,7 @@ MODELS = {
   ),
   "minilm": Model(
     minilm.encode,
-    lambda: minilm.load(minilm_text.DIRECTORY),
+    minilm.parameters,
     {"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"},
     [
       dict(

@@ -183,7 +183,7 @@ def test_the_page_takes_images_and_text(page: Any, tmp_path: Path) -> None:
     tmp_path / "m",
     inputs=specs,
     polymorphic_constraints=["s <= 8"],
-    page=tfjs.Page("Pictures and words", tokenizer=minilm_text.DIRECTORY / "tokenizer.json"),
+    page=tfjs.Page("Pictures and words", tokenizer=minilm_text.directory() / "tokenizer.json"),
     backends=["wasm"],
     samples=1,
   )

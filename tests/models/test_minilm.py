@@ -47,7 +47,7 @@ SENTENCE_TRANSFORMERS = {
 
 @pytest.fixture(scope="module")
 def params() -> Any:
-  return jax.device_put(minilm.load(minilm_text.DIRECTORY))
+  return jax.device_put(minilm.parameters())
 
 
 @pytest.fixture(scope="module")
