@@ -15,12 +15,10 @@
 #   make lowest       tests with the lowest version of each requirement that pyproject.toml allows
 #   make next         the test suite with the release candidates of JAX and TensorFlow
 #   make release      sdist and wheel of HEAD, checked, in build/release/dist; the links of its README are absolute
-#   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule
 #   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and twice 2,000 random programs
 #   make jax-tests    what JAX's own unit tests compute, without and with x64, resumable, and the report docs/reports/jax-tests.md; JAX_TESTS=folder names tests/ of JAX's repository, JAX_TESTS_ARGS more options
-#   make cost         time and size of the rules against jax.jit, and the report docs/reports/cost.md
-#   make speed        models and functions against jax.jit and hand-written TensorFlow, and the reports docs/reports/speed.md, functions.md and saving.md
+#   make speed        models, functions and rules against jax.jit and hand-written TensorFlow, and the report docs/reports/speed.md
 #   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and the report docs/reports/serving.md; 5 minutes
 #   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, drills of processes that hang, and the report docs/reports/serving.md
 #   make power-cut    100 saves cut off as by a power failure, on a loop device (Linux, root), and the report docs/reports/power-cut.md; 30 minutes
@@ -30,10 +28,8 @@
 #   make plain-tools  24 architectures in plain tf2onnx and TFLiteConverter, and with our calls, and the report docs/reports/plain-tools.md
 #   make onnx-runtimes  exported files in each ONNX Runtime since 1.13, and the report docs/reports/onnx-runtimes.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/reports/minilm.md
-#   make fused        three models with exact and fused idioms in LiteRT, ONNX Runtime and TF.js, and the report docs/reports/fused.md
 #   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/reports/readers.md
 #   make libraries    functions of Diffrax, NumPyro and other libraries against jax.jit, and the report docs/reports/libraries.md
-#   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/reports/growth.md
 #   make three-models  three models in the environment of a wheel, on every target, and the report docs/reports/three-models.md
 #   make charts       redraws the charts of docs/reports from docs/reports/data, without measuring
 #   make golden       rewrites the op counts of ten models, after a deliberate change of the graphs
@@ -58,7 +54,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_batch_files.py or 
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets onnx-runtimes plain-tools three-models charts golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests libraries load soak power-cut fuzz-server minilm models readers speed targets onnx-runtimes plain-tools three-models charts golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -108,9 +104,6 @@ lint: $(VENV)/.dev
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
 
-bench: $(VENV)/.examples
-	$(RUN) -m jax2tf.tools.lab.bench
-
 coverage: $(VENV)/.examples
 	$(RUN) -m jax2tf.tools.lab.coverage
 
@@ -124,13 +117,6 @@ jax-tests: $(VENV)/.dev
 	@test -n "$(JAX_TESTS)" || { echo "Name tests/ of JAX's repository: make jax-tests JAX_TESTS=/path/to/jax/tests"; exit 1; }
 	failed=0; for x64 in --nox64 --x64; do \
 	  $(RUN) -m jax2tf.tools.lab.jax_tests --tests "$(JAX_TESTS)" $$x64 $(JAX_TESTS_ARGS) || failed=1; done; exit $$failed
-
-growth: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.growth
-
-# One LAPACK thread: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no measure.
-cost: $(VENV)/.dev
-	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.lab.cost
 
 libraries: $(VENV)/.libraries
 	$(RUN) -m jax2tf.tools.lab.library_table
@@ -164,16 +150,14 @@ onnx-runtimes: $(VENV)/.dev
 minilm: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.minilm_table
 
-fused: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.exporter_idioms
-
 readers: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.readers
 
+# One LAPACK thread for the rules: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no
+# measure.
 speed: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.speed
-	$(RUN) -m jax2tf.tools.lab.functions
-	$(RUN) -m jax2tf.tools.lab.saving
+	$(RUN) -m jax2tf.tools.lab.speed models functions growth saving idioms
+	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.lab.speed rules
 
 three-models: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.three_models

@@ -309,7 +309,7 @@ def test_second_and_third_orders_of_one_of_several_results(mode):
 @pytest.mark.parametrize(("dtype", "marked"), [(np.float32, 99), (np.int32, 3)])
 def test_long_chains_of_one_op_are_cut(dtype, marked):
   """TensorFlow's optimiser takes a time quadratic in the length of a chain of products
-  (docs/reports/growth.md)."""
+  (docs/reports/speed.md)."""
 
   def products(x):
     for _ in range(100):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jax2tf.examples import palette
-from jax2tf.tools.lab import model_table, onnx_report, plain_tools, redraw, reports
+from jax2tf.tools.lab import model_table, onnx_report, pages, plain_tools, redraw, reports
 from tests.support import runtimes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,13 +19,18 @@ def test_every_chart_is_drawn_from_what_is_kept(
   tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
   monkeypatch.chdir(tmp_path)
-  shutil.copytree(ROOT / reports.data("speed").parent, reports.data("speed").parent)
+  shutil.copytree(ROOT / reports.data("speed-models").parent, reports.data("speed-models").parent)
   redraw.main()
   drawn, kept = (
     {file.stem for file in (root / "docs" / "reports").glob("*.[ps][nv]g")}
     for root in (tmp_path, ROOT)
   )
-  assert drawn == {*redraw.PICTURES} == kept
+  assert drawn == kept
+
+
+@pytest.mark.parametrize("name", pages.NAMES)
+def test_a_page_is_made_of_what_is_kept(name: str) -> None:
+  assert reports.page(name).read_text(encoding="utf-8") == pages.text(name)
 
 
 @pytest.mark.parametrize(

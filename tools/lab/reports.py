@@ -49,6 +49,7 @@ def update(
   order: Sequence[str],
   markdown: Callable[[Any], str] | None = None,
   picture: Callable[[Any], None] | None = None,
+  version: str = jax.__version__,
 ) -> None:
   """Writes the rows of the installed JAX to a report and its picture, which keep those of other
   versions.
@@ -60,10 +61,11 @@ def update(
     markdown: a function from {JAX version: section} to the text of the page, if the report has a
       page of its name.
     picture: a function that draws the picture, if the report has one.
+    version: the key of the rows.
   """
   report = read(name)
-  known = report.get(jax.__version__, {}) | section
-  report[jax.__version__] = {row: known[row] for row in order if row in known}
+  known = report.get(version, {}) | section
+  report[version] = {row: known[row] for row in order if row in known}
   rounded = json.loads(json.dumps(report), parse_float=lambda text: float(f"{float(text):.4g}"))
   keep(name, rounded, markdown)
   if picture:

@@ -86,6 +86,16 @@ def each(
       pool.join()
 
 
+def alone(function: Callable[..., Result], *task: Any) -> Result:
+  """`function(*task)` in a process of its own. Raises if the task is lost."""
+
+  def lost(error: LostError, *_: Any) -> Result:
+    raise RuntimeError(f"{task}: {error}\n{error.said}") from error
+
+  [result] = each(function, [task], lost)
+  return result
+
+
 def _start(folder: str) -> None:
   with pathlib.Path(folder, str(os.getpid())).open("wb") as stream:
     os.dup2(stream.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The functions that `cost` measures: one row for each, with arguments of any size."""
+"""One function for each way of each costly lowering rule, with arguments of any size."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
-"""Four models, each in plain JAX and in hand-written TensorFlow with the same weights; `speed`
-measures them."""
+"""Whole models, each in plain JAX and in hand-written TensorFlow with the same weights."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,28 +12,11 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
+from jax2tf.tools.lab.speed_rows import by_hand
+from jax2tf.tools.lab.speed_rows.by_hand import Row
 from tests.support import loop_models
 
 Params = Any
-
-
-@dataclass(frozen=True)
-class Model:
-  """A model to measure.
-
-  Attributes:
-    name: the name, with the sizes.
-    params: () -> NumPy arrays, equal at every call.
-    x: () -> the input.
-    in_jax: (params, x) -> the result, as a JAX user writes it.
-    in_tf: the same as a TensorFlow user writes it, for tensors or variables.
-  """
-
-  name: str
-  params: Callable[[], Params]
-  x: Callable[[], np.ndarray]
-  in_jax: Callable[[Params, Any], Any]
-  in_tf: Callable[[Params, Any], Any]
 
 
 def _normal(seed: int, *shape: int) -> np.ndarray:
@@ -210,35 +189,35 @@ def _resnet_tf(params: Params, x: Any) -> Any:
   )
 
 
-_STEPS, _CELLS = 64, 128
+_WAYS = ("ours", "fused", "native", "native xla")
+_SECONDS = 10.0  # of measurement for each row
 
-MODELS = (
-  Model(
-    "MLP 784-512-512-10, batch 64",
-    _mlp_params,
-    functools.partial(_normal, 100, 64, 784),
-    _mlp_jax,
-    _mlp_tf,
+MODELS: dict[str, Row] = {
+  "MLP 784-512-512-10, batch 64": Row(
+    _mlp_jax, _mlp_tf, [_normal(100, 64, 784)], _mlp_params(), _WAYS
   ),
-  Model(
-    "transformer, 4 layers d256 s128",
-    _transformer_params,
-    functools.partial(_normal, 100, 1, _LENGTH, _WIDTH),
+  "transformer, 4 layers d256 s128": Row(
     _transformer_jax,
     _transformer_tf,
+    [_normal(100, 1, _LENGTH, _WIDTH)],
+    _transformer_params(),
+    _WAYS,
   ),
-  Model(
-    "ResNet-18-like, 96 px",
-    _resnet_params,
-    functools.partial(_normal, 100, 1, 96, 96, 3),
-    _resnet_jax,
-    _resnet_tf,
+  "ResNet-18-like, 96 px": Row(
+    _resnet_jax, _resnet_tf, [_normal(100, 1, 96, 96, 3)], _resnet_params(), _WAYS
   ),
-  Model(
-    "LSTM, 64 steps d128",
-    functools.partial(loop_models.lstm_params, _CELLS),
-    functools.partial(_normal, 100, _STEPS, 1, _CELLS),
+  "LSTM, 64 steps d128": Row(
     loop_models.lstm_jax,
     loop_models.lstm_tf,
+    [_normal(100, 64, 1, 128)],
+    loop_models.lstm_params(128),
+    _WAYS,
   ),
-)
+}
+_GRADIENT = "value and gradient"
+ROWS = {f"{name}, {what}": name for name in MODELS for what in ("forward", _GRADIENT)}
+
+
+def measured(row: str) -> by_hand.Numbers:
+  """The times of a model, or of its value and gradient."""
+  return by_hand.measured(MODELS[ROWS[row]], _SECONDS, gradient=row.endswith(_GRADIENT))

@@ -1,4 +1,4 @@
-"""The models of docs/reports/fused.md, in plain JAX; imported where jax2tf is not."""
+"""Models with many idioms, in plain JAX."""
 
 from __future__ import annotations
 

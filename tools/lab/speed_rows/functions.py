@@ -1,11 +1,10 @@
-"""The functions that `functions` measures: each in JAX, and in TensorFlow as one writes it by hand
-for the same values."""
+"""Single functions and loops, each in JAX, and in TensorFlow as one writes it by hand for the same
+values."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,31 +13,9 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
+from jax2tf.tools.lab.speed_rows import by_hand
+from jax2tf.tools.lab.speed_rows.by_hand import Row
 from tests.support import loop_models
-
-
-@dataclass(frozen=True)
-class Row:
-  """A function to measure.
-
-  Attributes:
-    name: begins with "loop" for loops.
-    in_jax: a function of arrays.
-    in_tf: the same of tensors, written by hand.
-    args: its arguments.
-    reason: why the time of ours over hand-written TensorFlow's, or of jit_compile over jax.jit, is
-      above the aim.
-    with_idioms: whether `idioms="fused"` has an idiom for it.
-    rtol: the largest relative difference of a finite result from JAX's.
-  """
-
-  name: str
-  in_jax: Callable[..., Any]
-  in_tf: Callable[..., Any]
-  args: Sequence[np.ndarray]
-  reason: str = ""
-  with_idioms: bool = False
-  rtol: float = 1e-4
 
 
 def _normal(*shape: int) -> np.ndarray:
@@ -48,6 +25,7 @@ def _normal(*shape: int) -> np.ndarray:
 _KEY = np.array([0, 42], np.uint32)
 _MATRIX = _normal(256, 256) + 16 * np.eye(256, dtype=np.float32)
 _NUMBERS = 1_000_000
+_WITH_IDIOMS = ("ours", "fused", "compiled")
 _NAN = "TensorFlow's op loses NaN; the ops that keep it pass over the array again"
 _LOST = (
   "TensorFlow's op takes NaN for -inf, and has NaN after two infinities, so the log2(n) "
@@ -162,25 +140,21 @@ def _write_rows_tf(x: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
   )[1]
 
 
-def _scan_rows() -> list[Row]:
+def _scan_rows() -> dict[str, Row]:
   xs, start, w = _normal(1000, 256), _normal(256), _normal(256, 256) / 16
   decay = functools.partial(lax.scan, _same(_decay, jnp))
   in_jax = lambda c, xs, w: lax.scan(_same(_recurrent(w), jnp), c, xs)  # noqa: E731
   in_tf = lambda c, xs, w: _scanned_tf(_same(_recurrent(w), tf), c, xs)  # noqa: E731
   turn = "TensorFlow's executor takes about 1.8 µs for a turn of six ops, jax.jit 0.2 µs"
-  return [
-    Row(
-      "loop: scan of 1,000 rows, c * 0.9 + x",
-      decay,
-      lambda c, xs: _scanned_tf(_same(_decay, tf), c, xs),
-      [start, xs],
-      turn,
+  return {
+    "loop: scan of 1,000 rows, c * 0.9 + x": Row(
+      decay, lambda c, xs: _scanned_tf(_same(_decay, tf), c, xs), [start, xs], reason=turn
     ),
-    Row("loop: scan of 1,000 rows, tanh(c @ w + x)", in_jax, in_tf, [start, xs, w]),
-  ]
+    "loop: scan of 1,000 rows, tanh(c @ w + x)": Row(in_jax, in_tf, [start, xs, w]),
+  }
 
 
-def _loop_models() -> list[Row]:
+def _loop_models() -> dict[str, Row]:
   params = loop_models.gru_params(128)
 
   def gru(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,67 +165,61 @@ def _loop_models() -> list[Row]:
     "Threefry has 20 rounds, each of which waits for the one before: 121 ops a turn, of "
     "0.35 µs each, which XLA makes one loop"
   )
-  return [
-    Row(
-      "loop: GRU, 64 steps, d128, batch 8",
-      gru(loop_models.gru_jax),
-      gru(loop_models.gru_tf),
-      [xs, *params.values()],
+  return {
+    "loop: GRU, 64 steps, d128, batch 8": Row(
+      gru(loop_models.gru_jax), gru(loop_models.gru_tf), [xs, *params.values()]
     ),
-    Row(
-      "loop: 100 steps that split a key",
-      loop_models.keys_jax,
-      loop_models.keys_tf,
-      [_KEY],
-      threefry,
+    "loop: 100 steps that split a key": Row(
+      loop_models.keys_jax, loop_models.keys_tf, [_KEY], reason=threefry
     ),
-  ]
+  }
 
 
-ROWS = [
-  Row("softmax", jax.nn.softmax, tf.nn.softmax, [_normal(1000, 1000)], _NAN, with_idioms=True),
-  Row("layer norm", _layer_norm, _layer_norm_tf, [_normal(1000, 1000)], with_idioms=True),
-  Row(
-    "max pool",
+ROWS: dict[str, Row] = {
+  "softmax": Row(
+    jax.nn.softmax, tf.nn.softmax, [_normal(1000, 1000)], reason=_NAN, ways=_WITH_IDIOMS
+  ),
+  "layer norm": Row(_layer_norm, _layer_norm_tf, [_normal(1000, 1000)], ways=_WITH_IDIOMS),
+  "max pool": Row(
     _max_pool,
     lambda x: tf.nn.max_pool2d(x, 3, 2, "SAME"),
     [_normal(32, 56, 56, 64)],
-    _NAN,
-    with_idioms=True,
+    reason=_NAN,
+    ways=_WITH_IDIOMS,
   ),
-  Row(
-    "top_k",
+  "top_k": Row(
     lambda x: lax.top_k(x, 10),
     lambda x: tuple(tf.math.top_k(x, 10)),
     [_normal(1000, 1000)],
-    _NAN,
+    reason=_NAN,
   ),
-  Row("sort", jnp.sort, tf.sort, [_normal(256, 1000)], _NAN),
-  Row("lu", lambda x: lax.linalg.lu(x)[::2], _lu_tf, [_MATRIX], _SINGULAR),
-  Row("solve", jnp.linalg.solve, _solve_tf, [_MATRIX, _normal(256, 8)], _SINGULAR),
-  Row("cumsum", lambda x: jnp.cumsum(x, -1), lambda x: tf.cumsum(x, -1), [_normal(1000, 1000)]),
-  Row(
-    "cumprod", lambda x: jnp.cumprod(x, -1), lambda x: tf.math.cumprod(x, -1), [_normal(1000, 1000)]
+  "sort": Row(jnp.sort, tf.sort, [_normal(256, 1000)], reason=_NAN),
+  "lu": Row(lambda x: lax.linalg.lu(x)[::2], _lu_tf, [_MATRIX], reason=_SINGULAR),
+  "solve": Row(jnp.linalg.solve, _solve_tf, [_MATRIX, _normal(256, 8)], reason=_SINGULAR),
+  "cumsum": Row(lambda x: jnp.cumsum(x, -1), lambda x: tf.cumsum(x, -1), [_normal(1000, 1000)]),
+  "cumprod": Row(
+    lambda x: jnp.cumprod(x, -1), lambda x: tf.math.cumprod(x, -1), [_normal(1000, 1000)]
   ),
-  Row(
-    "cumlogsumexp",
+  "cumlogsumexp": Row(
     lambda x: lax.cumlogsumexp(x, axis=1),
     lambda x: tf.math.cumulative_logsumexp(x, -1),
     [_normal(256, 1000)],
-    _LOST,
+    reason=_LOST,
   ),
-  Row("random bits, 1e6", lambda key: jax.random.bits(key, (_NUMBERS,)), _bits_tf, [_KEY]),
+  "random bits, 1e6": Row(lambda key: jax.random.bits(key, (_NUMBERS,)), _bits_tf, [_KEY]),
   # TensorFlow's erfinv near 1
-  Row(
-    "normal, 1e6", lambda key: jax.random.normal(key, (_NUMBERS,)), _normal_tf, [_KEY], rtol=1e-3
+  "normal, 1e6": Row(
+    lambda key: jax.random.normal(key, (_NUMBERS,)), _normal_tf, [_KEY], rtol=1e-3
   ),
-  Row("dropout", _dropout, _dropout_tf, [_KEY, _normal(1000, 1000)]),
-  Row(
-    "loop: 200 writes of rows into 512 x 512",
-    _write_rows,
-    _write_rows_tf,
-    [_normal(512, 512), _normal(200, 512)],
+  "dropout": Row(_dropout, _dropout_tf, [_KEY, _normal(1000, 1000)]),
+  "loop: 200 writes of rows into 512 x 512": Row(
+    _write_rows, _write_rows_tf, [_normal(512, 512), _normal(200, 512)]
   ),
-  *_scan_rows(),
-  *_loop_models(),
-]
+  **_scan_rows(),
+  **_loop_models(),
+}
+
+
+def measured(row: str) -> by_hand.Numbers:
+  """The times of a function."""
+  return by_hand.measured(ROWS[row], seconds=4.0)

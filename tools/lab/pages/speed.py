@@ -1,0 +1,290 @@
+"""docs/reports/speed.md: how fast converted functions are."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax2tf.examples.palette import COLOURS, VERSIONS
+from jax2tf.tools.lab import measure, reports
+from jax2tf.tools.lab.pages import table
+from jax2tf.tools.lab.speed_rows import functions, rules
+
+Rows = Mapping[str, Any]
+
+# The aims of single functions: ours over hand-written TensorFlow, and with jit_compile over
+# jax.jit.
+_BY_HAND, _COMPILED = 1.5, 3.0
+_RUNTIMES = {"tflite": "LiteRT", "onnx": "ONNX Runtime", "tfjs": "TF.js, wasm in Node.js"}
+
+_ABOUT = """# Speed
+
+Generated from the numbers in `docs/reports/data`; do not edit. `make speed` measures all of it
+again, and `python -m jax2tf.tools.lab.speed` one section.
+
+Times are those of two CPU cores. The calls of a row run interleaved in one process, so that noise
+of the machine affects all and ratios stay valid. A ratio is the median of five runs, with the
+least and the most. Below 1 is faster. Unless a column says otherwise, a converted function is a
+`tf.function` without XLA.
+"""
+
+_MODELS = """## Whole models
+
+Each model in JAX (`jax.jit`), written by hand in TensorFlow (`tf.nn`, `tf.while_loop`), and
+converted, with the same weights in `tf.Variable`s. *Fused* is `idioms="fused"` ([fused
+idioms](../guide/fused.md)). *Native* is `native_serialization=True`, also with `jit_compile=True`.
+The gradient is that of the mean of the squared results by all weights.
+
+![Times of models relative to jax.jit](speed.png)
+"""
+
+_FUNCTIONS = f"""## Single functions and loops
+
+Each function in JAX, in TensorFlow as one writes it by hand, and converted, forward. *Fused* is
+`idioms="fused"`, *compiled* ours with `jit_compile=True`. The aims are {_BY_HAND:g} for ours/hand
+and {_COMPILED:g} for compiled/jax.jit; a row above one of them has a reason. The exact idioms keep
+JAX's values for NaN and infinity, which some ops of TensorFlow lose: hand-written code does not.
+"""
+
+_RULES = f"""## Lowering rules
+
+{len(rules.ROWS)} functions, each at two sizes, n and 8n, in TensorFlow and in `jax.jit`. JAX's
+LAPACK has one thread. The gradient is that of the sum of squares of the results. The first table
+has the time in TensorFlow over that in JAX, at 8n: the median of each family, with the least and
+the most. The second table has the functions that take more than {rules.SLOW:g} times as long as in
+JAX (**slow**), or whose time grows with an exponent that is more than {rules.WORSE_EXPONENT} above
+JAX's (**growth**), if they take more than {rules.MATTERS_MS:g} ms and a second measurement agrees.
+
+![Times of rules relative to JAX](speed-rules.png)
+"""
+
+_GROWTH = """## Long and deep functions
+
+A chain of n equations, `x = sin(x) * 1.01 + 0.1`, of f32[8]. The columns are microseconds for each
+equation. *Trace*: `make_jaxpr`. *Trace vjp*: the same for `jax.vjp`. *Inference*: trace and graph
+without gradient. *Gradient*: trace and graph of the value and the `tf.GradientTape` gradient.
+*First run*: the first run of that graph, mostly TensorFlow's optimiser. *Nodes* and *peak* are
+those of the gradient. *Hand* is the same chain in TensorFlow; its first run grows with the square
+of n, so 30,000 is not measured.
+
+The transformer has 24 layers in a scan, width 128, sequence 256, batch 12; value and gradient by
+all weights. *Peak* is the memory of the first run above that before it, after everything is traced
+and compiled.
+"""
+
+_SAVING = """## Saving and loading
+
+The [models above](#whole-models), and MiniLM with symbolic batch and length. *Save* is the time to
+trace, lower and save a model in a process that saved another one before; *load* that of
+`tf.saved_model.load` in another process that loaded another one before. *kB* is the size of
+`saved_model.pb`, which has the graphs without the variables. *Hand-written TensorFlow* is a
+`tf.Module` with a `tf.function`; it has no gradient functions in the file.
+"""
+
+_IDIOMS = """## Exact and fused idioms in other runtimes
+
+Each model is exported twice. The latency is the least of six seconds (TF.js: of the medians of 5
+processes), with one thread. Ops are those of the file, without constants; the runtimes fuse more
+when they open it. [Fused idioms](../guide/fused.md) says what the idioms are.
+"""
+
+_CHAIN = ("trace", "trace vjp", "inference", "gradient", "first run")
+
+
+def text() -> str:
+  """The page."""
+  lines = _ABOUT.splitlines()
+  sections: Mapping[str, tuple[str, Callable[[Rows], Sequence[str]]]] = {
+    "models": (_MODELS, _models),
+    "functions": (_FUNCTIONS, _functions),
+    "rules": (_RULES, _rules),
+    "growth": (_GROWTH, _growth),
+    "saving": (_SAVING, _saving),
+    "idioms": (_IDIOMS, _idioms),
+  }
+  for name, (about, tables) in sections.items():
+    lines += ["", *about.splitlines()]
+    for versions, rows in _newest_first(name):
+      lines += ["", f"**{versions}**", "", *tables(rows)]
+  return "\n".join(lines) + "\n"
+
+
+def _newest_first(name: str) -> Iterator[tuple[str, Rows]]:
+  yield from sorted(reports.read(f"speed-{name}").items(), reverse=True)
+
+
+def _ratio(ms: Rows, way: str, other: str) -> str:
+  return measure.spread(measure.ratios(ms, way, other)) if way in ms else ""
+
+
+def _models(rows: Rows) -> list[str]:
+  ratios = {
+    "ours/jax.jit": ("ours", "jax"),
+    "ours/hand": ("ours", "hand"),
+    "fused/hand": ("fused", "hand"),
+    "hand/jax.jit": ("hand", "jax"),
+    "native/jax.jit": ("native", "jax"),
+    "native, jit_compile/jax.jit": ("native xla", "jax"),
+  }
+  return _ratios("model", ratios, rows)
+
+
+def _functions(rows: Rows) -> list[str]:
+  ratios = {
+    "ours/hand": ("ours", "hand"),
+    "fused/hand": ("fused", "hand"),
+    "ours/jax.jit": ("ours", "jax"),
+    "hand/jax.jit": ("hand", "jax"),
+    "compiled/jax.jit": ("compiled", "jax"),
+  }
+
+  def above_an_aim(ms: Rows) -> bool:
+    by_hand, compiled = measure.ratios(ms, "ours", "hand"), measure.ratios(ms, "compiled", "jax")
+    return by_hand[0] > _BY_HAND or compiled[0] > _COMPILED  # in all runs
+
+  reasons = [
+    f"- **{name}** is above an aim: {functions.ROWS[name].reason or 'no reason known'}."
+    for name, ms in rows.items()
+    if above_an_aim(ms)
+  ]
+  return [*_ratios("function", ratios, rows), "", *reasons]
+
+
+def _ratios(what: str, ratios: Mapping[str, tuple[str, str]], rows: Rows) -> list[str]:
+  """A table with the time in JAX and ratios of the times of two ways."""
+  cells = [
+    [name, f"{statistics.median(ms['jax']):.3g}", *(_ratio(ms, *ways) for ways in ratios.values())]
+    for name, ms in rows.items()
+  ]
+  return table([what, "jax.jit ms", *ratios], cells)
+
+
+def _rules(rows: Rows) -> list[str]:
+  families: dict[str, dict[str, list[float]]] = {}
+  flagged = []
+  reasons: dict[str, dict[str, None]] = {}
+  for name, ways in rows.items():
+    family = families.setdefault(name.partition(":")[0], {"forward": [], "gradient": []})
+    for way, numbers in ways.items():
+      family[way].append(rules.ratio(numbers, 1))
+      if flags := [flag for flag in numbers["flags"] if flag != "nodes"]:
+        milliseconds = [f"{numbers[key][1]:.3g}" for key in ("tf_ms", "jax_ms")]
+        ratio = f"{rules.ratio(numbers, 1):.2g}"
+        flagged.append([name, way, " ".join(flags), *milliseconds, ratio])
+        reason = rules.ROWS[name].reason or "no reason known"
+        reasons.setdefault(reason, {})[name] = None
+  of_families = [
+    [name, *(measure.spread(ratios) if ratios else "" for ratios in ways.values())]
+    for name, ways in families.items()
+  ]
+  return [
+    *table(["family", "forward", "gradient"], of_families),
+    "",
+    *table(["function", "way", "flags", "TF ms", "JAX ms", "ratio"], flagged, words=3),
+    "",
+    *(f"- **{'**, **'.join(names)}**: {reason}." for reason, names in reasons.items()),
+  ]
+
+
+def _growth(rows: Rows) -> list[str]:
+  chains, deep = [], []
+  for name, numbers in rows.items():
+    what, _, who = name.rpartition(", ")
+    if what.startswith("chain"):
+      n = int(what.split()[1])
+      times = [f"{1e6 * numbers[key] / n:.0f}" if key in numbers else "" for key in _CHAIN]
+      chains.append([f"{n:,}, {who}", *times, numbers["nodes"], f"{numbers['peak MB']:.0f}"])
+    else:
+      deep.append([what, who, f"{numbers['peak MB']:.0f}", f"{numbers['seconds']:.2f}"])
+  return [
+    *table(["n", *(f"{name} µs" for name in _CHAIN), "nodes", "peak MB"], chains),
+    "",
+    *table(["gradient of", "by", "peak MB", "seconds"], deep, words=2),
+  ]
+
+
+def _saving(rows: Rows) -> list[str]:
+  cells = [
+    [
+      *name.split(": "),
+      measure.spread(numbers["save"]),
+      measure.spread(numbers["load"]),
+      f"{numbers['kB']:,.0f}",
+    ]
+    for name, numbers in rows.items()
+  ]
+  return table(["model", "what is saved", "save, s", "load, s", "kB"], cells, words=2)
+
+
+def _idioms(rows: Rows) -> list[str]:
+  cells = []
+  for name, both in rows.items():
+    model, target = name.split("/")
+    exact, fused = both["exact"], both["fused"]
+    ms = [f"{found['ms']:.3g}" for found in (exact, fused)]
+    numbers = [exact["ops"], fused["ops"], exact["bytes"], fused["bytes"], *ms]
+    cells.append([model, _RUNTIMES[target], *numbers])
+  head = ["model", "runtime", "ops, exact", "fused", "bytes, exact", "fused", "ms, exact", "fused"]
+  return table(head, cells, words=2)
+
+
+# ------------------------------------------------------------------------------------------------
+# pictures
+
+
+def draw() -> None:
+  """Writes both pictures."""
+  _draw_models()
+  _draw_rules()
+
+
+def _draw_models() -> None:
+  """The times by hand and of both lowerings, relative to jax.jit: a panel for each version."""
+  pyplot = measure.pyplot()
+  report = sorted(reports.read("speed-models").items())
+  ways = {"hand": "hand-written TensorFlow", "ours": "jax2tf", "native": "jax2tf, native"}
+  figure, panels = pyplot.subplots(
+    1, len(report), figsize=(6.5 * len(report), 4.6), layout="constrained", sharey=True
+  )
+  for axes, (versions, rows) in zip(panels, report, strict=True):
+    for shift, (way, label) in zip((-0.27, 0, 0.27), ways.items(), strict=True):
+      times = [statistics.median(measure.ratios(ms, way, "jax")) for ms in rows.values()]
+      places = [i + shift for i in range(len(rows))]
+      axes.barh(places, times, 0.26, color=COLOURS[way], label=label)
+    axes.axvline(1, color=COLOURS["jax"], linewidth=1, label="jax.jit")
+    short = [f"{name.replace(',', ' ').split()[0]}, {name.rpartition(', ')[2]}" for name in rows]
+    axes.set_yticks(range(len(rows)), short)
+    axes.set(xlabel="time of a call, in times of jax.jit's", title=versions)
+  panels[0].invert_yaxis()
+  figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+  figure.savefig(reports.picture("speed.png"), dpi=110)
+  pyplot.close(figure)
+
+
+def _draw_rules() -> None:
+  """The ratio at the larger size, a dot for each rule and version, forward and gradient."""
+  pyplot = measure.pyplot()
+  report = sorted(reports.read("speed-rules").items())
+  names = list(dict.fromkeys(name for _, rows in report for name in rows))
+  figure, panels = pyplot.subplots(
+    1, 2, figsize=(11, 2 + 0.19 * len(names)), layout="constrained", sharey=True
+  )
+  for axes, way in zip(panels, ("forward", "gradient"), strict=True):
+    for (colour, marker), (versions, rows) in zip(VERSIONS, report, strict=False):
+      found = {name: rows[name][way] for name in rows if way in rows[name]}
+      ratios = [rules.ratio(numbers, 1) for numbers in found.values()]
+      places = [names.index(name) for name in found]
+      axes.plot(ratios, places, marker, color=colour, markersize=4.5, label=versions)
+    axes.axvline(1, color="gray", linewidth=1, label="as fast as JAX")
+    slow = f"{rules.SLOW:g} times as long"
+    axes.axvline(rules.SLOW, color="gray", linewidth=1, linestyle=":", label=slow)
+    xlabel = "time of a call in TensorFlow, in times of JAX's"
+    axes.set(xscale="log", xlabel=xlabel, title=f"{way}, the larger size")
+    axes.grid(axis="both", alpha=0.3)
+  panels[0].set_yticks(range(len(names)), names, fontsize=8)
+  panels[0].margins(y=0.01)
+  panels[0].invert_yaxis()
+  figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+  figure.savefig(reports.picture("speed-rules.png"), dpi=110)
+  pyplot.close(figure)
