@@ -179,7 +179,7 @@ class Conversion:
       for shape, dtype in avals
     ]
 
-    @tf.function(autograph=False, input_signature=[*size_specs, *specs])
+    @tf.function(autograph=False, input_signature=[*size_specs, *specs])  # type: ignore[untyped-decorator]
     def function(*args: tf.Tensor) -> list[tf.Tensor]:
       sizes, operands = args[:n_sizes], args[n_sizes:]
       dimensions, _ = interpreter.dimension_values(

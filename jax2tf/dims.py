@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 from jax import lax
+from jax.export import is_symbolic_dim
 from jax.extend.core import Literal
 
 from jax2tf import _jax_compat, _tf_compat
@@ -46,7 +47,7 @@ class Dimensions:
   @classmethod
   def of(cls, avals: Sequence[Any], in_tree: Any) -> Dimensions:
     """Raises ValueError, JAX's own, for a variable that cannot be solved."""
-    if not any(shape_poly.is_symbolic_dim(d) for aval in avals for d in aval.shape):
+    if not any(is_symbolic_dim(d) for aval in avals for d in aval.shape):
       return cls({}, None, ())
     solution, constraints, sizes = shape_poly.solve_dimension_variables(avals, in_tree)
     return cls(solution, constraints, tuple(sizes))
@@ -153,7 +154,7 @@ class DimensionValues:
     self._constant = functools.cache(tf.constant)
 
   def __call__(self, dim: Any) -> Size:
-    if not shape_poly.is_symbolic_dim(dim):
+    if not is_symbolic_dim(dim):
       return int(dim)
     if dim not in self._dims:
       # The size of an array fits in 32 bits; a product from which it follows by a division may not.
@@ -347,7 +348,7 @@ def _cast(size: tf.Tensor, dtype: Any) -> tf.Tensor:
 
 
 def _has_product(dim: Any) -> bool:
-  return shape_poly.is_symbolic_dim(dim) and bool(_primitives_by_products(dim))
+  return is_symbolic_dim(dim) and bool(_primitives_by_products(dim))
 
 
 def _needs_products(dim: Any) -> bool:

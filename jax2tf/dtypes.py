@@ -48,7 +48,7 @@ WIDER = {
 
 def is_key(dtype: Any) -> bool:
   """True for the dtype of typed PRNG key arrays, which are passed as their physical uint32 data."""
-  return dtypes.issubdtype(dtype, dtypes.prng_key)
+  return jnp.issubdtype(dtype, dtypes.prng_key)
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def data_of(dtype: Any) -> tuple[tuple[int, ...], Any] | None:
 
   None for other dtypes and for typed PRNG keys.
   """
-  if is_key(dtype) or not dtypes.issubdtype(dtype, dtypes.extended):
+  if is_key(dtype) or not jnp.issubdtype(dtype, dtypes.extended):
     return None
   element = physical_aval(jax.core.ShapedArray((), dtype))
   return tuple(element.shape), np.dtype(element.dtype)
@@ -66,7 +66,7 @@ def data_of(dtype: Any) -> tuple[tuple[int, ...], Any] | None:
 
 def is_differentiable(dtype: Any) -> bool:
   """Floating point and complex: the dtypes whose tangent is not float0."""
-  return dtypes.issubdtype(dtype, np.inexact)
+  return jnp.issubdtype(dtype, np.inexact)
 
 
 def tf_dtype(dtype: Any) -> tf.DType:
@@ -147,7 +147,7 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
       return tuple(val.shape), val.dtype, False
     return tuple(val.shape), _canonical(val.dtype), bool(val.weak_type)
   if isinstance(val, np.ndarray | np.generic):
-    if not dtypes.issubdtype(val.dtype, np.generic) or val.dtype.kind in "OSUMm":
+    if not jnp.issubdtype(val.dtype, np.generic) or val.dtype.kind in "OSUMm":
       raise _not_numeric(path, val, val.dtype)
     return val.shape, _canonical(val.dtype), False
   if isinstance(val, tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices):

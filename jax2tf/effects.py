@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
+from jax.debug import DebugEffect, OrderedDebugEffect
 from jax.extend.core import JaxprEqn, Primitive
 
 from jax2tf import _jax_compat
@@ -86,4 +87,4 @@ def _quiet_equation(eqn: JaxprEqn) -> Any:
 
 
 def _without_debug(effects: Any) -> Any:
-  return {effect for effect in effects if not isinstance(effect, _jax_compat.DEBUG_EFFECTS)}
+  return {effect for effect in effects if not isinstance(effect, DebugEffect | OrderedDebugEffect)}

@@ -48,7 +48,7 @@ class CallbackError(ValueError):
     self.gaps = list(gaps)
 
 
-class SizeError(tf.errors.InvalidArgumentError, ValueError):
+class SizeError(tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]
   """Argument sizes do not fit. A ValueError, as `jax.export` raises, and an InvalidArgumentError,
   as a graph assertion raises."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, jaxprs_in_params
 
 from jax2tf import _jax_compat
-from jax2tf._jax_compat import ClosedJaxpr as ClosedJaxpr  # noqa: PLC0414  (here is where to import these three from)
+from jax2tf._jax_compat import ClosedJaxpr as ClosedJaxpr  # noqa: PLC0414  (import these three from here)
 from jax2tf._jax_compat import closed as closed  # noqa: PLC0414
 from jax2tf._jax_compat import replaced as replaced  # noqa: PLC0414
 from jax2tf.lines import definition, user_line

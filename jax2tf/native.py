@@ -21,13 +21,14 @@ import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
 from jax import export
+from jax.export import is_symbolic_dim
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, stablehlo
 from jax.interpreters import mlir
 
 from jax2tf import _jax_compat, _tf_compat, errors, jaxprs
-from jax2tf._jax_compat import jit_info, shape_poly
+from jax2tf._jax_compat import jit_info
 from jax2tf.dtypes import as_dtype, in_bytes, physical, tf_dtype
 from jax2tf.expansion import expanded
 from jax2tf.interpreter import GraphEmitter
@@ -329,9 +330,7 @@ def _without_call(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, Any, Any]:
 
 def _scope_of(jaxpr: ClosedJaxpr) -> Any:
   avals = [*jaxpr.in_avals, *(v.aval for eqn in jaxpr.eqns for v in eqn.outvars)]
-  symbolic = (
-    d for aval in avals for d in getattr(aval, "shape", ()) if shape_poly.is_symbolic_dim(d)
-  )
+  symbolic = (d for aval in avals for d in getattr(aval, "shape", ()) if is_symbolic_dim(d))
   dim = next(symbolic, None)
   return export.SymbolicScope() if dim is None else dim.scope
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import numpy as np
@@ -112,15 +111,13 @@ def _converted(eqn: JaxprEqn) -> Literal | None:
   with np.errstate(all="ignore"):
     new = number.astype(aval.dtype)
     is_exact = bool(new.astype(number.dtype) == number)
-  rounds_as_xla = (
-    jax.dtypes.issubdtype(aval.dtype, np.floating) and abs(new) >= jnp.finfo(aval.dtype).tiny
-  )
+  rounds_as_xla = jnp.issubdtype(aval.dtype, np.floating) and abs(new) >= jnp.finfo(aval.dtype).tiny
   return Literal(new[()], aval) if is_exact or rounds_as_xla or number.dtype == aval.dtype else None
 
 
 def _is_real(dtype: Any) -> bool:
   """Whether numbers of the dtype are bools, integers or floats."""
-  return isinstance(dtype, np.dtype) and not jax.dtypes.issubdtype(dtype, np.complexfloating)
+  return isinstance(dtype, np.dtype) and not jnp.issubdtype(dtype, np.complexfloating)
 
 
 def key_of(eqn: JaxprEqn, operands: Sequence[Any]) -> Any:

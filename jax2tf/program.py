@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn, check_jaxpr
 
 from jax2tf import _jax_compat, effects, errors, idioms, jaxprs
 from jax2tf.dtypes import data_of
@@ -270,7 +270,7 @@ def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any
   or it would never be freed."""
   emitted = passed(Stage.EMITTED, jaxpr, _INNER)
   if jax.config.jax_enable_checks:
-    _jax_compat.check_jaxpr(emitted)
+    check_jaxpr(emitted)
   return emitted.eqns, propagate(jaxpr.invars, emitted.eqns, places)
 
 

@@ -180,7 +180,7 @@ def variable_of(ref: jax.Ref) -> tf.Variable:
     value = ref[...]
     words = (
       jax.random.key_data(value)
-      if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+      if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
       else value
     )
     with tf.init_scope():

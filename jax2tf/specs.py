@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import tensorflow as tf
 from jax import export, tree_util
+from jax.export import is_symbolic_dim
 
 from jax2tf import _jax_compat, pytrees
 from jax2tf._jax_compat import shape_poly
@@ -31,7 +32,7 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
   """
   leaves = jax.tree.leaves(polymorphic_shapes, is_leaf=_is_shape)
   shapes = filter(_is_shape, leaves)
-  scopes = [d.scope for shape in shapes for d in shape if shape_poly.is_symbolic_dim(d)]
+  scopes = [d.scope for shape in shapes for d in shape if is_symbolic_dim(d)]
   if scopes and constraints:
     raise ValueError(
       f"polymorphic_constraints = {tuple(constraints)} next to dimensions of "
@@ -53,7 +54,7 @@ def _is_shape(x: Any) -> bool:
   """Whether `x` is a shape: of `jax.export.symbolic_shape`, or a PolyShape, and not a tuple of the
   specifications of several arguments."""
   return isinstance(x, shape_poly.PolyShape) or (
-    isinstance(x, tuple) and any(map(shape_poly.is_symbolic_dim, x))
+    isinstance(x, tuple) and any(map(is_symbolic_dim, x))
   )
 
 
@@ -186,7 +187,7 @@ class Call:
     self, shape: Any, like: Sequence[int | None], scope: export.SymbolicScope, leaf: int
   ) -> tuple[Any, ...]:
     if _is_shape(shape) and not isinstance(shape, shape_poly.PolyShape):
-      for d in filter(shape_poly.is_symbolic_dim, shape):
+      for d in filter(is_symbolic_dim, shape):
         shape_poly.check_same_scope(scope, d, f"in polymorphic_shapes = {shape}")
       shape = ", ".join(map(str, shape))  # so that the parser checks the known sizes
     sizes: Any = tuple(_UNKNOWN if size is None else size for size in like)

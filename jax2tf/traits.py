@@ -8,6 +8,7 @@ stands in its own file.
 from __future__ import annotations
 
 import jax.extend.core.primitives as P
+from jax import lax
 from jax.extend.core import Primitive
 
 from jax2tf import _jax_compat
@@ -42,7 +43,7 @@ OF_SEVERAL = (
     P.lt_to_p,
     P.max_p,
     P.min_p,
-    _jax_compat.mulhi_p,
+    lax.mulhi_p,
     P.nextafter_p,
     P.polygamma_p,
     optional_primitive("polynomial_p"),  # JAX 0.12
@@ -107,7 +108,7 @@ ELEMENTWISE = OF_SEVERAL | _present(
 )
 # Their two operands may be swapped.
 COMMUTATIVE = (
-  SUMS | LOGIC | _present(P.eq_p, P.eq_to_p, P.max_p, P.min_p, P.mul_p, _jax_compat.mulhi_p, P.ne_p)
+  SUMS | LOGIC | _present(P.eq_p, P.eq_to_p, P.max_p, P.min_p, P.mul_p, lax.mulhi_p, P.ne_p)
 )
 
 
@@ -159,7 +160,7 @@ LAPACK = _present(
   P.hessenberg_p,
   P.householder_product_p,
   P.lu_p,
-  _jax_compat.ormqr_p,
+  lax.linalg.ormqr_p,
   P.qr_p,
   P.schur_p,
   P.svd_p,

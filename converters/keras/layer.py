@@ -16,7 +16,7 @@ from .program import Program, Weight, computed
 
 
 @keras.saving.register_keras_serializable("jax2tf")
-class Layer(keras.layers.Layer):
+class Layer(keras.layers.Layer):  # type: ignore[misc]
   """A JAX function as a layer of Keras on TensorFlow.
 
   The parameters are the layer's weights. The layer takes its inputs as a tensor, as a list in the

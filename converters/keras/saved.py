@@ -8,7 +8,7 @@ import keras
 
 
 @keras.saving.register_keras_serializable("jax2tf")
-class TFSMLayer(keras.layers.TFSMLayer):
+class TFSMLayer(keras.layers.TFSMLayer):  # type: ignore[misc]
   """`keras.layers.TFSMLayer` whose weights have names that optimisers can extend.
 
   Keras 3.15 gives a weight the name of its TensorFlow variable, `kernel:0`. The name of an

@@ -20,7 +20,7 @@ from .optional import Tensors
 from .state import State
 
 
-class Model(tf.__internal__.tracking.AutoTrackable):
+class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
   """Parameters as tf.Variables, and functions of them: the builder of a SavedModel.
 
   The result is a reusable SavedModel (https://www.tensorflow.org/hub/reusable_saved_models): it has

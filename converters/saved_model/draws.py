@@ -106,7 +106,7 @@ def tensor(
 
 def as_numpy(x: Any) -> np.ndarray:
   """As a NumPy array. A typed PRNG key becomes its words; strings become bytes."""
-  if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+  if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     x = jax.random.key_data(x)
   array = np.asarray(x)
   if array.dtype.kind not in "SUO":

@@ -78,7 +78,7 @@ class Layout:
 
 def is_key(leaf: Any) -> bool:
   """Whether the leaf is an array of typed keys."""
-  return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+  return hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def words(leaf: Any) -> Any:
@@ -188,7 +188,7 @@ def _shared(leaf: Any) -> Any:
     isinstance(leaf, jax.Array)
     and leaf.is_fully_addressable
     and len(leaf.devices()) == 1
-    and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+    and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended)
   ):
     try:
       return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())

@@ -123,7 +123,7 @@ class Layout:
     return of_stored
 
 
-class State(tf.__internal__.tracking.AutoTrackable):
+class State(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
   """The variables of a state.
 
   Attributes:

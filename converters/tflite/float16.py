@@ -19,7 +19,7 @@ _LEAST_SIZE = 1024
 _DEQUANTIZE_FLOAT16 = 3  # the version of the op
 
 
-class _Builder(flatbuffers.Builder):
+class _Builder(flatbuffers.Builder):  # type: ignore[misc]
   """Aligns vectors of bytes, the weights, to 16 bytes, as LiteRT's schema requires. Its Python code
   does not."""
 

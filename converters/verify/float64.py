@@ -175,7 +175,7 @@ def _wide_jaxpr(value: Any) -> Any:
 
 
 def _wide_dtype(dtype: Any) -> Any:
-  if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+  if jnp.issubdtype(dtype, jax.dtypes.extended):
     return dtype
   if dtype in (np.dtype(np.float32), np.dtype(np.float16), np.dtype(jnp.bfloat16)):
     return np.dtype(np.float64)
@@ -205,4 +205,4 @@ def _is_wide(x: Any) -> bool:
 
 
 def _is_key(x: Any) -> bool:
-  return jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+  return jnp.issubdtype(x.dtype, jax.dtypes.extended)

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.version
 import numpy as np
 from jax._src import callback as _callback
@@ -41,7 +42,6 @@ from jax._src.lax import linalg as _linalg
 from jax._src.lax.control_flow import conditionals as _conditionals
 from jax._src.lax.scaled_dot import _scaled_dot_impl
 from jax._src.lax.scaled_dot import scaled_dot_p as _scaled_dot_p
-from jax._src.lib import _jax as _jaxlib
 from jax._src.random import core as _random
 from jax._src.random import philox2x32 as _philox2x32
 from jax._src.random import philox4x32 as _philox4x32
@@ -49,12 +49,15 @@ from jax._src.random import prng as _prng
 from jax._src.random import threefry4x32 as _threefry4x32
 from jax._src.state import discharge as _discharge
 from jax._src.state import primitives as _state_primitives
-from jax._src.state.types import AbstractRef as _AbstractRef
 from jax._src.state.types import ReadEffect as _ReadEffect
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined]
+from jax.extend.core import Effect, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import mlir as _mlir
+from jax.ref import AbstractRef
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
+from jaxlib import _jax as _jaxlib
 
 trace_context = _config.trace_context
 is_user_file = _source_info_util.is_user_filename
@@ -92,11 +95,6 @@ def is_of_jax(primitive: Primitive) -> bool:
     m for name, m in list(sys.modules.items()) if name.partition(".")[0] in _PACKAGES_OF_JAX
   )
   return any(value is primitive for module in modules for value in list(vars(module).values()))
-
-
-def is_tracing() -> bool:
-  """Whether JAX is tracing a function in this thread."""
-  return not _core.trace_state_clean()
 
 
 def named_scopes(eqn: JaxprEqn) -> str:
@@ -143,13 +141,10 @@ else:  # JAX 0.12: the values of constants, if any, belong to a jaxpr
     return jaxpr.replace(**parts)
 
 
-check_jaxpr = _core.check_jaxpr
-
-
 def without_refs(jaxpr: Any) -> Any:
   """A closed jaxpr with its own mutable arrays discharged. One that takes or closes over a mutable
   array is unchanged."""
-  if any(isinstance(v.aval, _AbstractRef) for v in (*jaxpr.invars, *jaxpr.constvars)):
+  if any(isinstance(v.aval, AbstractRef) for v in (*jaxpr.invars, *jaxpr.constvars)):
     return jaxpr
   return _discharge.discharge_state(jaxpr)
 
@@ -160,7 +155,7 @@ freeze_p = _core.freeze_p
 
 def is_ref(x: Any) -> bool:
   """Whether a traced value is a mutable array."""
-  return isinstance(_core.typeof(x), _AbstractRef)
+  return isinstance(jax.typeof(x), AbstractRef)
 
 
 def only_reads(eqn: JaxprEqn, ref: Any) -> bool:
@@ -198,7 +193,7 @@ def check_leaked_tracers(traced: Any) -> None:
   """Raises JAX's UnexpectedTracerError for a `jax.stages.Traced` that closes over a tracer of an
   earlier trace."""
   for const in traced._consts:
-    if isinstance(const, _core.Tracer):
+    if isinstance(const, Tracer):
       raise _core.escaped_tracer_error(const)
 
 
@@ -280,7 +275,6 @@ def inside_trace() -> bool:
   return not _core.trace_state_clean()
 
 
-eval_context = _core.eval_context  # as outside of any transformation
 hlo_to_stablehlo = _jaxlib.mlir.hlo_to_stablehlo
 
 
@@ -293,13 +287,13 @@ def call_effect(name: str, *, ordered: bool) -> Any:
     "__eq__": lambda self, other: type(self) is type(other),
     "__hash__": lambda _: hash(name),
   }
-  kind = type(name, (_effects.Effect,), members)
+  kind = type(name, (Effect,), members)
   allowed = (
     _effects.control_flow_allowed_effects,
     _effects.remat_allowed_effects,
     _effects.custom_derivatives_allowed_effects,
   )
-  for allowing in (_effects.lowerable_effects, *allowed):
+  for allowing in (_mlir.lowerable_effects, *allowed):
     allowing.add_type(kind)
   if ordered:
     _effects.ordered_effects.add_type(kind)
@@ -350,7 +344,6 @@ def io_callback(callback: Any) -> Callable[..., Sequence[Any]]:
 
 
 debug_print_p, debug_callback_p = _debugging.debug_print_p, _debugging.debug_callback_p
-DEBUG_EFFECTS = (_debugging.DebugEffect, _debugging.OrderedDebugEffect)
 
 
 def debug(primitive: str, params: dict[str, Any]) -> Callable[..., Any]:
@@ -414,10 +407,8 @@ if core_call_p is _primitives.closed_call_p:  # JAX 0.12: both names are the pri
 custom_vmap_p = _custom_batching.custom_vmap_p
 linear_call_p = _custom_derivatives.linear_call_p
 composite_p = _lax.composite_p
-optimization_barrier_p = _lax.optimization_barrier_p
 reshard_p = _pjit.reshard_p
 layout_constraint_p = _pjit.layout_constraint_p
-remat_opt_p = _custom_derivatives.remat_opt_p
 xla_metadata_call_p = getattr(_xla_metadata, "xla_metadata_call_p", None)  # JAX 0.12
 xla_metadata_value_p = getattr(_xla_metadata, "xla_metadata_value_p", None)  # JAX 0.12
 relayout_p = getattr(_pjit, "relayout_p", None)  # JAX 0.12
@@ -425,7 +416,6 @@ relayout_p = getattr(_pjit, "relayout_p", None)  # JAX 0.12
 with_memory_space_constraint_p = getattr(_state_primitives, "with_memory_space_constraint_p", None)
 dce_sink_p = _lax.dce_sink_p
 tie_p = _lax.tie_p
-stage_p = _lax.stage_p
 ragged_dot_general_p = _lax.ragged_dot_general_p
 ragged_dot_general_impl = _lax._ragged_dot_general_impl
 scaled_dot_p, scaled_dot_impl = _scaled_dot_p, _scaled_dot_impl
@@ -447,11 +437,8 @@ philox2x32_p, philox4x32_p, threefry4x32_p = (
   _threefry4x32.threefry4x32_p,
 )
 
-# elementwise and casts: not exported by jax.extend.
+# casts: not exported by jax.extend.
 to_edtype_p, from_edtype_p = _lax.to_edtype_p, _lax.from_edtype_p
-mulhi_p = _lax.mulhi_p
 
-# linalg: the primitives that jax.extend does not export; both JAX 0.10 and 0.12 keep them here.
-cholesky_update_p, symmetric_product_p = _linalg.cholesky_update_p, _linalg.symmetric_product_p
-geqrf_p, geqp3_p, ormqr_p = _linalg.geqrf_p, _linalg.geqp3_p, _linalg.ormqr_p
-lu_pivots_to_permutation_p = _linalg.lu_pivots_to_permutation_p
+# linalg: the primitives that JAX does not export; both JAX 0.10 and 0.12 keep them here.
+geqrf_p, geqp3_p = _linalg.geqrf_p, _linalg.geqp3_p

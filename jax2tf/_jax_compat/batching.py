@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from jax._src import source_info_util
 from jax._src.interpreters import batching
+from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn, Primitive
 
 _ELEMENTWISE = (batching.vectorized_batcher, batching.broadcast_batcher)

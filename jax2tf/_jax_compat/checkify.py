@@ -27,7 +27,7 @@ def array(x: Any, dtype: Any) -> Any:
   their own dtype."""
   return (
     jax.random.wrap_key_data(x, dtype=dtype)
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key)
     else jnp.asarray(x)
   )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax._src import sharding_impls as _sharding_impls
-from jax._src.lib import _jax as _jaxlib
+from jax._src import named_sharding as _named_sharding
+from jaxlib import _jax as _jaxlib
 
-UNSPECIFIED = _sharding_impls.UNSPECIFIED  # what jax.jit stores if no sharding is given
+UNSPECIFIED = _named_sharding.UNSPECIFIED  # what jax.jit stores if no sharding is given
 # The class itself: a program may have replaced `jax.jit` before this module is imported.
 _JITTED = _jaxlib.PjitFunction
 

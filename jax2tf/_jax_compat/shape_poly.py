@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax._src import core as _core
 from jax._src.export import shape_poly as _shape_poly
+from jax.export import is_symbolic_dim
 from jax.extend.core import InconclusiveDimensionOperation
 
-is_symbolic_dim = _shape_poly.is_symbolic_dim
-max_dim = _core.max_dim
 PolyShape = _shape_poly.PolyShape
 shape_assertion_p = _shape_poly.shape_assertion_p
 dim_as_value_p = _shape_poly.dim_as_value_p

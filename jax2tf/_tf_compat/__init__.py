@@ -305,8 +305,9 @@ def _register_gradient(
   setattr(graph, gradient_type, gradient)
   alive = weakref.ref(graph)
 
-  @tf.RegisterGradient(gradient_type)
-  @tf.autograph.experimental.do_not_convert  # saving a model traces it once more
+  @tf.RegisterGradient(gradient_type)  # type: ignore[untyped-decorator]
+  # Saving a model traces it once more.
+  @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
   def registered(_: Any, *cotangents: tf.Tensor) -> list[tf.Tensor | None]:
     return getattr(alive(), gradient_type)(*cotangents)
 

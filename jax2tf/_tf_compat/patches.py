@@ -96,7 +96,8 @@ def _vectorized_identity_n(pfor_input: Any) -> Any:
 _pfor._pfor_converter_registry["IdentityN"] = _vectorized_identity_n
 
 
-@_pfor.RegisterPFor("PreventGradient")  # TF 2.21 has none, and would loop over the rows
+# TF 2.21 has none, and would loop over the rows.
+@_pfor.RegisterPFor("PreventGradient")  # type: ignore[untyped-decorator]
 def _vectorized_prevent_gradient(pfor_input: Any) -> Any:
   _refuse_effects(pfor_input)
   return _pfor.wrap(
@@ -107,7 +108,8 @@ def _vectorized_prevent_gradient(pfor_input: Any) -> Any:
   )
 
 
-@_pfor.RegisterPFor("DeviceIndex")  # TF 2.21 has none; with a number for each row, Case fails
+# TF 2.21 has none; with a number for each row, Case fails.
+@_pfor.RegisterPFor("DeviceIndex")  # type: ignore[untyped-decorator]
 def _vectorized_device_index(pfor_input: Any) -> Any:
   return _pfor.wrap(tf.raw_ops.DeviceIndex(device_names=pfor_input.get_attr("device_names")), False)
 

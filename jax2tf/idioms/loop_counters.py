@@ -37,7 +37,7 @@ counted_scan_p = Primitive("scan")
 counted_scan_p.multiple_results = True
 
 
-@counted_scan_p.def_effectful_abstract_eval
+@counted_scan_p.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
 def _avals(*_: Any, jaxpr: Any, length: Any, **params: Any) -> Any:
   n_carry = _split(params)[1]
   avals: Sequence[Any] = closed(jaxpr).out_avals

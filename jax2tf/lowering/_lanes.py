@@ -17,10 +17,11 @@ import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 from jax import export, lax
+from jax.export import is_symbolic_dim
 from jax.extend.core import Literal, Primitive
 
 from jax2tf import _jax_compat
-from jax2tf._jax_compat import batching, shape_poly
+from jax2tf._jax_compat import batching
 from jax2tf.jaxprs import ClosedJaxpr, closed, opened, walk
 from jax2tf.traits import HASHES, is_elementwise
 
@@ -126,7 +127,7 @@ def _new_size(*jaxprs: ClosedJaxpr) -> Any:
   values = [v for jaxpr in jaxprs for v in jaxpr.invars]
   values += [v for jaxpr in jaxprs for eqn in walk(jaxpr) for v in eqn.outvars]
   sizes = (size for v in values for size in getattr(v.aval, "shape", ()))
-  dim = next(filter(shape_poly.is_symbolic_dim, sizes), None)
+  dim = next(filter(is_symbolic_dim, sizes), None)
   (size,) = export.symbolic_shape(LANES, scope=None if dim is None else dim.scope)
   return size
 

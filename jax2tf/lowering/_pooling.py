@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from jax import lax
+from jax.core import max_dim
 
 from jax2tf import _tf_compat
-from jax2tf._jax_compat.shape_poly import dimension_bounds, max_dim
+from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import HALF
 from jax2tf.lowering._common import scalar

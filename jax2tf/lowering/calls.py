@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
+from jax import custom_derivatives, lax
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext, scope_name
@@ -85,7 +86,7 @@ _FUNCTIONS = {
   ),
   _jax_compat.custom_vmap_p: ("call", {"rule", "in_tree", "out_tree"}),
   _jax_compat.linear_call_p: ("callee", {"transpose_thunk", "num_callee_consts", "num_res"}),
-  _jax_compat.remat_opt_p: ("fwd_jaxpr", {"num_consts", "num_res", "fun_jaxpr_thunk"}),
+  custom_derivatives.remat_opt_p: ("fwd_jaxpr", {"num_consts", "num_res", "fun_jaxpr_thunk"}),
   _jax_compat.xla_metadata_call_p: ("jaxpr", {"xla_metadata", "ad_metadata"}),
   # The interpreter has placed it already.
   _jax_compat.compute_on_p: (
@@ -146,9 +147,5 @@ def _name(ctx: RuleContext, operand: tf.Tensor, *, name: str) -> tf.Tensor:
 
 
 lower_directly(
-  {
-    P.stop_gradient_p: lambda x: x,
-    P.copy_p: lambda x: x,
-    _jax_compat.optimization_barrier_p: _barrier,
-  }
+  {P.stop_gradient_p: lambda x: x, P.copy_p: lambda x: x, lax.optimization_barrier_p: _barrier}
 )

@@ -11,8 +11,8 @@ from typing import Any
 import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import lax
+from jax.export import is_symbolic_dim
 
-from jax2tf._jax_compat.shape_poly import is_symbolic_dim
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import NARROW
 from jax2tf.lowering._common import where

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import jax.extend.core.primitives as P
 import tensorflow as tf
+from jax import lax
 
-from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import HALF, NARROW
 from jax2tf.lowering._as_written import as_written
@@ -64,7 +64,7 @@ def _truncate_mod(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return tf.raw_ops.TruncateMod(x=x, y=y)
 
 
-@lowers(_jax_compat.mulhi_p)
+@lowers(lax.mulhi_p)
 def _mulhi(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y u32[...] -> u32[...], the upper half of the 64-bit product."""
   width = bit_width(x.dtype)

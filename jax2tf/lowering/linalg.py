@@ -16,7 +16,6 @@ import tensorflow as tf
 from jax import lax
 from jax.extend.core import primitives as P
 
-from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import HALF
 from jax2tf.lowering._matrices import (
@@ -155,7 +154,7 @@ def _tridiagonal_solve(
   )
 
 
-@lowers(_jax_compat.symmetric_product_p)
+@lowers(lax.linalg.symmetric_product_p)
 def _symmetric_product(
   ctx: RuleContext, a: tf.Tensor, c: tf.Tensor, *, alpha: float, beta: float
 ) -> tf.Tensor:
@@ -181,7 +180,7 @@ def _cholesky(ctx: RuleContext, operand: tf.Tensor) -> tf.Tensor:
   return nan_unless(~failed, tf.where(rows[:, tf.newaxis] >= rows, factor, operand))
 
 
-@lowers(_jax_compat.cholesky_update_p)
+@lowers(lax.linalg.cholesky_update_p)
 def _cholesky_update(ctx: RuleContext, r: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
   """r f32[n,n], w f32[n] -> f32[n,n], the upper factor of r^T r + w w^T, by Givens rotations."""
   if 0 in ctx.aval_out.shape:
@@ -321,7 +320,7 @@ def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor]:
   return loop(steps, eliminate, a, tf.broadcast_to(rows, [batch, m]))
 
 
-@lowers(_jax_compat.lu_pivots_to_permutation_p)
+@lowers(lax.linalg.lu_pivots_to_permutation_p)
 def _lu_pivots_to_permutation(
   ctx: RuleContext, pivots: tf.Tensor, *, permutation_size: Any
 ) -> tf.Tensor:

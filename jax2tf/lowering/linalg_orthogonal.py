@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from jax import lax
 from jax.extend.core import primitives as P
 
 from jax2tf import _jax_compat
@@ -172,7 +173,7 @@ def _householder_product(ctx: RuleContext, a: tf.Tensor, taus: tf.Tensor) -> tf.
   )
 
 
-@lowers(_jax_compat.ormqr_p)
+@lowers(lax.linalg.ormqr_p)
 def _ormqr(
   ctx: RuleContext, a: tf.Tensor, taus: tf.Tensor, c: tf.Tensor, *, left: bool, transpose: bool
 ) -> tf.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.extend.core.primitives as P
 import tensorflow as tf
+from jax import lax
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
@@ -78,4 +79,4 @@ def _dce_sink(
   return []
 
 
-lower_directly({_jax_compat.tie_p: lambda x, y: y, _jax_compat.stage_p: lambda x: x})
+lower_directly({_jax_compat.tie_p: lambda x, y: y, lax.stage_p: lambda x: x})

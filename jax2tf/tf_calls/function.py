@@ -18,9 +18,9 @@ import jax
 import numpy as np
 import tensorflow as tf
 from jax import dtypes
+from jax.export import is_symbolic_dim
 
 from jax2tf import _jax_compat, _tf_compat
-from jax2tf._jax_compat import shape_poly
 from jax2tf._tf_compat import functions
 from jax2tf.dtypes import is_differentiable, is_key, tf_dtype
 from jax2tf.tf_calls.shapes import Shape, contradiction, symbolic_shapes
@@ -127,7 +127,7 @@ class TfFunction:
   def _traced(self, specs: Sequence[tf.TensorSpec]) -> Any:
     """The concrete function for these arguments. Tapes record: the function may have one, and
     `convert` has stopped them."""
-    with _tf_compat.outside_graphs(), _jax_compat.eval_context(), _tf_compat.recording_again():
+    with _tf_compat.outside_graphs(), jax.core.eval_context(), _tf_compat.recording_again():
       return self.compiled(None).get_concrete_function(*specs)
 
   @functools.cached_property
@@ -215,9 +215,7 @@ class TfFunction:
       tuple(y.shape.as_list()) if y.shape.is_fully_defined() else None
       for y in self.concrete.outputs
     ]
-    if None in shapes and any(
-      shape_poly.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape
-    ):
+    if None in shapes and any(is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape):
       shapes = symbolic_shapes([aval.shape for aval in self.avals_in], self._infer)
     return shapes
 
@@ -401,7 +399,7 @@ def declared_aval(aval: Any) -> jax.ShapeDtypeStruct:
 def tensor_spec(aval: Any) -> tf.TensorSpec:
   """The aval as TensorFlow writes it."""
   return tf.TensorSpec(
-    [None if shape_poly.is_symbolic_dim(d) else d for d in aval.shape], tf_dtype(aval.dtype)
+    [None if is_symbolic_dim(d) else d for d in aval.shape], tf_dtype(aval.dtype)
   )
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import tensorflow as tf
 from jax.core import ShapedArray
+from jax.export import is_symbolic_dim
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from jax2tf import _jax_compat, _tf_compat
-from jax2tf._jax_compat import shape_poly
 from jax2tf.dtypes import is_differentiable
 from jax2tf.registry import lowers, stays_in_tensorflow
 from jax2tf.tf_calls import under_jit
@@ -27,22 +27,22 @@ call_tf_linear_p = Primitive("call_tf_linear")
 call_tf_linear_p.multiple_results = True
 
 
-@call_tf_p.def_impl
+@call_tf_p.def_impl  # type: ignore[untyped-decorator]
 def _impl(*arrays: Any, function: TfFunction) -> list[jax.Array]:
   return function.eagerly(arrays)
 
 
-@call_tf_linear_p.def_impl
+@call_tf_linear_p.def_impl  # type: ignore[untyped-decorator]
 def _linear_impl(*arrays: Any, linear: Linear) -> list[jax.Array]:
   return linear.forward.eagerly(arrays)
 
 
-@call_tf_p.def_effectful_abstract_eval
+@call_tf_p.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
 def _avals(*operands: Any, function: TfFunction) -> tuple[list[Any], Any]:
   return _shaped(function.avals_out, operands), under_jit.effects(function)
 
 
-@call_tf_linear_p.def_abstract_eval
+@call_tf_linear_p.def_abstract_eval  # type: ignore[untyped-decorator]
 def _linear_avals(*operands: Any, linear: Linear) -> list[Any]:
   return _shaped(linear.forward.avals_out, operands)
 
@@ -218,7 +218,7 @@ def _sized(ctx: Any, function: TfFunction, y: Any, aval: Any) -> Any:
   shape = ctx.dimensions.static_shape(aval.shape)
   if not y.shape.is_compatible_with(shape):
     raise function.contradicts(y.dtype, y.shape, aval, f" where that is {shape}")
-  if y.shape.is_fully_defined() or not any(map(shape_poly.is_symbolic_dim, aval.shape)):
+  if y.shape.is_fully_defined() or not any(map(is_symbolic_dim, aval.shape)):
     return y
   found, expected = tf.shape(y), ctx.shape(aval.shape)
   is_declared = tf.reduce_all(tf.equal(found, expected))
@@ -238,5 +238,5 @@ def call_tf_linear(ctx: Any, *operands: Any, linear: Linear) -> Any:
 def _in_graph(function: TfFunction, operands: Sequence[Any]) -> Any:
   # A function of the user may have a tape of its own, and tapes do not record inside of a converted
   # function.
-  with _jax_compat.eval_context(), _tf_compat.recording_again():
+  with jax.core.eval_context(), _tf_compat.recording_again():
     return function.flat_call(list(operands)) if function.held else function.run(*operands)

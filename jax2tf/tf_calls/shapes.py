@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from jax import export
+from jax.export import is_symbolic_dim
 
 from jax2tf._jax_compat import shape_poly
 
@@ -29,7 +30,7 @@ def symbolic_shapes(
     infer: static shapes of the arguments -> those of the results, None where TensorFlow knows no
       size.
   """
-  dims = [d for shape in shapes_in for d in shape if shape_poly.is_symbolic_dim(d)]
+  dims = [d for shape in shapes_in for d in shape if is_symbolic_dim(d)]
   names = sorted(frozenset().union(*map(shape_poly.dimension_variables, dims)))
   variables = [export.symbolic_shape(name, scope=dims[0].scope)[0] for name in names]
   count = min(len(_SIZES), 4 + len(names) * (len(names) + 1) // 2)

@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import tensorflow as tf
+from jax.export import is_symbolic_dim
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
 
 from jax2tf import _jax_compat, _tf_compat
-from jax2tf._jax_compat import shape_poly
 from jax2tf.dtypes import tf_dtype
 from jax2tf.tf_calls.function import TfFunction
 
@@ -46,9 +47,7 @@ def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[A
       f"call_tf_graph=True only support exporting by jax2tf.convert currently: '{function.name}' "
       "is under jax.jit. Leave it out"
     )
-  if any(
-    shape_poly.is_symbolic_dim(d) for aval in (*ctx.avals_in, *ctx.avals_out) for d in aval.shape
-  ):
+  if any(is_symbolic_dim(d) for aval in (*ctx.avals_in, *ctx.avals_out) for d in aval.shape):
     raise ValueError(
       f"jax.export has no symbolic shapes for the TensorFlow function '{function.name}': use "
       "jax2tf.convert, or fixed shapes"
@@ -116,7 +115,7 @@ def _hlo(function: TfFunction, platform: str) -> bytes | str:
   if not function.avals_out:
     return "it has no results"
   try:
-    with _tf_compat.outside_graphs(), _jax_compat.eval_context(), _tf_compat.recording_again():
+    with _tf_compat.outside_graphs(), jax.core.eval_context(), _tf_compat.recording_again():
       compiler_ir = function.compiled(True).experimental_get_compiler_ir(*function.specs)
       return compiler_ir(stage="hlo_serialized", platform_name=platform)
   except Exception as error:

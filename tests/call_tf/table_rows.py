@@ -59,7 +59,7 @@ def _parts(z: Any) -> Any:
   )
 
 
-@tf.custom_gradient
+@tf.custom_gradient  # type: ignore[untyped-decorator]
 def _reversed(x: tf.Tensor) -> Any:
   return tf.sin(x), lambda dy: -dy * tf.math.conj(tf.cos(x))
 

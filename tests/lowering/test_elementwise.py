@@ -11,7 +11,6 @@ import numpy as np
 from jax import lax
 
 import jax2tf
-from jax2tf import _jax_compat
 from tests.support.case import HOSTILE_F32, HOSTILE_I32, Case, run
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -71,7 +70,7 @@ def bits(x, y):
     lax.shift_right_arithmetic(x, y),
     lax.population_count(x),
     lax.clz(x),
-    _jax_compat.mulhi_p.bind(x, y),
+    lax.mulhi_p.bind(x, y),
   )
 
 

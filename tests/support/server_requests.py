@@ -60,10 +60,10 @@ def linear(weights: jax.Array, x: jax.Array) -> jax.Array:
   return jnp.tanh(x @ weights)
 
 
-class _Strings(tf.Module):
+class _Strings(tf.Module):  # type: ignore[misc]
   """A SavedModel without a manifest: texts, and their bytes."""
 
-  @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
+  @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])  # type: ignore[untyped-decorator]
   def __call__(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
     return {"length": tf.strings.length(text), "same_bytes": text}
 

@@ -60,7 +60,7 @@ def handler(model: str, *, min_batch: int = 32, max_batch: int = 256, **options:
   """
   base = engine("apache_beam.ml.inference.base")
 
-  class Handler(base.ModelHandler):  # type: ignore[name-defined]
+  class Handler(base.ModelHandler):  # type: ignore[misc, name-defined]
     def load_model(self) -> Rows:
       rows = Rows(model, **options)
       _ = rows.runner

@@ -12,9 +12,10 @@ import numpy as np
 from google.protobuf import json_format, message
 
 from jax2tf.converters.bundle import files
-from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError, Signature, invalid, tf
+from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError, Signature, invalid
 
-# After TensorFlow was imported without JAX, because these import TensorFlow.
+# After `model`, which imports TensorFlow without JAX.
+import tensorflow as tf  # isort: skip
 from tensorflow.core.framework import tensor_pb2  # isort: skip
 
 # isort: skip

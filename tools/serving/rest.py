@@ -27,9 +27,11 @@ from jax2tf.tools.serving.model import (
   Signature,
   invalid,
   spec_of,
-  tf,
   type_of,
 )
+
+# After `model`, which imports TensorFlow without JAX.
+import tensorflow as tf  # isort: skip
 
 _RAGGED = "lists side by side must have one length, and nest to a depth of 64 at most"
 _MAX_RANK = 64  # NumPy's

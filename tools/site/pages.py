@@ -61,7 +61,7 @@ def on_files(files: Files, *, config: Any) -> Files:
   return files
 
 
-@event_priority(-200)  # after the plugin `offline`, which writes the index
+@event_priority(-200)  # type: ignore[untyped-decorator]  # after the plugin `offline`, which writes the index
 def on_post_build(*, config: Any) -> None:
   """Raises PluginError if a public name is not in the index that search reads without a server."""
   index = Path(config.site_dir, "search", "search_index.js").read_text(encoding="utf-8")

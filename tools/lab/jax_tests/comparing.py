@@ -99,7 +99,7 @@ def _of_dtype(dtype: np.dtype, given: Any) -> float:
     given = {np.dtype(key): value for key, value in given.items()}.get(dtype)
   if given is not None:
     return float(given)
-  default = _ALLOWED_BELOW_16_BITS if jax.dtypes.issubdtype(dtype, np.inexact) else 0.0
+  default = _ALLOWED_BELOW_16_BITS if jax.numpy.issubdtype(dtype, np.inexact) else 0.0
   return _ALLOWED.get(dtype.name, default)
 
 
@@ -110,7 +110,7 @@ def _differs(i: int, want: Array, got: Array, allowed: Tolerance, coarsest: floa
   if theirs != ours:
     kind = "dtype" if want.shape == got.shape else "shape"
     return Difference(kind, text=f"result {i}: {ours}, JAX has {theirs}")
-  inexact = jax.dtypes.issubdtype(want.dtype, np.inexact)
+  inexact = jax.numpy.issubdtype(want.dtype, np.inexact)
   difference = _of_numbers(want, got, allowed, coarsest) if inexact else _of_integers(want, got)
   if not difference.kind:
     return difference
@@ -139,7 +139,7 @@ def _of_integers(want: Array, got: Array) -> Difference:
 
 
 def _of_numbers(want: Array, got: Array, allowed: Tolerance, coarsest: float) -> Difference:
-  wide = np.complex128 if jax.dtypes.issubdtype(want.dtype, np.complexfloating) else np.float64
+  wide = np.complex128 if jax.numpy.issubdtype(want.dtype, np.complexfloating) else np.float64
   epsilon = max(coarsest, float(jnp.finfo(want.dtype).eps))
   # TF 2.21: its CPU kernels flush subnormal numbers to zero.
   tiny = float(jnp.finfo(want.dtype).tiny)

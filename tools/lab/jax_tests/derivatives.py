@@ -83,7 +83,7 @@ def _canonical(x: Any) -> np.ndarray:
 
 def _random(rng: np.random.Generator, like: Any) -> np.ndarray:
   values = rng.standard_normal(like.shape)
-  if jax.dtypes.issubdtype(like.dtype, np.complexfloating):
+  if jax.numpy.issubdtype(like.dtype, np.complexfloating):
     values = values + 1j * rng.standard_normal(like.shape)
   return np.asarray(values).astype(like.dtype)
 

@@ -158,5 +158,5 @@ def _wide(x: np.ndarray) -> np.ndarray:
   """In 64 bits, so that what is computed of it rounds no more."""
   if not leaves.is_inexact(x):
     return x
-  is_complex = jax.dtypes.issubdtype(x.dtype, np.complexfloating)
+  is_complex = jax.numpy.issubdtype(x.dtype, np.complexfloating)
   return x.astype(np.complex128 if is_complex else np.float64)

@@ -89,7 +89,7 @@ def cancel(want: Any, got: Any, arguments: Sequence[Any]) -> bool:
 
 
 def _is_real(x: Any) -> bool:
-  return leaves.is_array(x) and not jax.dtypes.issubdtype(x.dtype, np.complexfloating)
+  return leaves.is_array(x) and not jax.numpy.issubdtype(x.dtype, np.complexfloating)
 
 
 def _apart(x: Any, y: Any) -> float:
@@ -99,7 +99,7 @@ def _apart(x: Any, y: Any) -> float:
     return 0.0
   if a.shape != b.shape:
     return np.inf
-  wide = np.complex128 if jax.dtypes.issubdtype(a.dtype, np.complexfloating) else np.float64
+  wide = np.complex128 if jax.numpy.issubdtype(a.dtype, np.complexfloating) else np.float64
   with np.errstate(all="ignore"):
     same = (a == b) | ((a != a) & (b != b))
     apart = np.where(same, 0.0, np.abs(a.astype(wide) - b.astype(wide)))

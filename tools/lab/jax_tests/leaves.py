@@ -14,7 +14,7 @@ _NO_NUMBERS = "OSUMm"  # objects, strings, times
 
 def is_key(x: Any) -> bool:
   """Whether it is an array of typed PRNG keys."""
-  return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+  return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def is_tracer(x: Any) -> bool:
@@ -52,7 +52,7 @@ def is_foreign(x: Any) -> bool:
   """Whether it is an array of a type or dtype that only private functions of JAX make."""
   if not isinstance(x, jax.Array):
     return valid_jaxtype(x) and not (is_scalar(x) or isinstance(x, np.ndarray | np.generic))
-  extended = jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+  extended = jax.numpy.issubdtype(x.dtype, jax.dtypes.extended)
   return extended and not is_key(x)
 
 
@@ -75,7 +75,7 @@ def is_value(x: Any) -> bool:
 def is_inexact(x: Any) -> bool:
   """Whether it can be differentiated."""
   dtype = x.dtype if hasattr(x, "dtype") else np.dtype(type(x))
-  return bool(jax.dtypes.issubdtype(dtype, np.inexact))
+  return bool(jax.numpy.issubdtype(dtype, np.inexact))
 
 
 def own(x: Any) -> Any:

@@ -66,7 +66,7 @@ class Recorder:
     if self._test is None or self._depth or self._number >= self.most:
       return True
     in_main = threading.current_thread() is threading.main_thread()
-    return not in_main or bool(jax.config.jax_disable_jit) or _jax_compat.is_tracing()
+    return not in_main or bool(jax.config.jax_disable_jit) or _jax_compat.inside_trace()
 
   def compare(self, name: str, subject: Subject, want: Any, allowed: Tolerance = _DEFAULT) -> None:
     """Compares one call, unless the test had it before.
