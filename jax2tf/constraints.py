@@ -11,6 +11,7 @@ import numpy as np
 from jax import export
 
 from jax2tf._jax_compat import shape_poly
+from jax2tf.dimension_solver import root_in
 
 # The most combinations of sizes to try for one that meets all constraints.
 _MOST_TRIED = 2_000
@@ -63,12 +64,7 @@ def _are_contradictory(
     variables = shape_poly.dimension_variables(difference)
     if comparator == "==" and not variables & defined.keys():
       defined |= next(
-        (
-          {v: value}
-          for v in sorted(variables)
-          if (value := shape_poly.root_in(difference, v)) is not None
-        ),
-        {},
+        ({v: value} for v in sorted(variables) if (value := root_in(difference, v)) is not None), {}
       )
   free = [name for name in names if name not in defined]
   most_tried = [int(min(bounds[name][1], bounds[name][0] + _MOST_TRIED)) for name in free]

@@ -118,7 +118,7 @@ class Conversion:
     ]
 
   def _at_the_boundary(self, x: tf.Tensor, what: str) -> tf.Tensor:
-    return _tf_compat.at_the_boundary(x, f"{what} of '{self.traced.name}'")
+    return _at_the_boundary(x, f"{what} of '{self.traced.name}'")
 
   def _run(self, dimensions: DimensionValues) -> Emitter:
     """Emits programs into the graph under construction."""
@@ -188,6 +188,36 @@ class Conversion:
       return self._run(dimensions)(program, *operands)
 
     return function.get_concrete_function()
+
+
+# TF 2.21: XLA's code has two values of these dtypes in a byte, TensorFlow's tensors have one, and
+# nothing converts between the two.
+_PACKED = {tf.as_dtype("int4"): "int8", tf.as_dtype("uint4"): "uint8"}
+
+
+def _at_the_boundary(x: tf.Tensor, what: str) -> tf.Tensor:
+  """An argument or result of a converted function. XLA does not compile it where it would garble
+  it.
+
+  Args:
+    x: a tensor of a graph; `what` names it in the error.
+
+  Raises:
+    NotImplementedError: it has 4 bits, in a tf.function with jit_compile=True.
+  """
+  if x.dtype not in _PACKED:
+    return x
+  dtype, wide = x.dtype.name, _PACKED[x.dtype]
+  if _tf_compat.is_compiled_by_xla():
+    raise NotImplementedError(
+      f"{what} is {dtype} inside a tf.function with jit_compile=True: TensorFlow and XLA lay out "
+      f"{dtype} differently, so XLA would read or return other numbers. Take and return {wide}, "
+      "with casts inside the JAX function, or leave out jit_compile=True"
+    )
+  # Whether XLA will compile a graph is not always known, for instance that of a loaded model. TF
+  # 2.21: Copy has no XLA kernel, and the error says so with the name of the op.
+  name = f"jit_compile_garbles_{dtype}_take_and_return_{wide}_with_casts_inside_the_JAX_function"
+  return tf.raw_ops.Copy(input=x, tensor_name="", debug_ops_spec=[], name=name)
 
 
 def _argument(operand: tf.Tensor, aval: Any, number: int) -> tf.Tensor:

@@ -23,6 +23,7 @@ from jax.extend.core import Literal
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf._jax_compat import shape_poly
 from jax2tf._tf_compat import scopes
+from jax2tf.dimension_solver import solve_dimension_variables
 from jax2tf.errors import SizeError
 from jax2tf.jaxprs import ClosedJaxpr, inner_jaxprs, walk
 
@@ -49,7 +50,7 @@ class Dimensions:
     """Raises ValueError, JAX's own, for a variable that cannot be solved."""
     if not any(is_symbolic_dim(d) for aval in avals for d in aval.shape):
       return cls({}, None, ())
-    solution, constraints, sizes = shape_poly.solve_dimension_variables(avals, in_tree)
+    solution, constraints, sizes = solve_dimension_variables(avals, in_tree)
     return cls(solution, constraints, tuple(sizes))
 
   def check(self, shapes: Sequence[Sequence[int | None]]) -> None:

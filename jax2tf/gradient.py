@@ -18,6 +18,7 @@ from jax2tf import _tf_compat, nans
 from jax2tf._tf_compat import patches, scopes
 from jax2tf.derivative import Derivative, Forward, words_of
 from jax2tf.errors import warn_user
+from jax2tf.graph_context import asserted
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.program import Emitter, Memory
 
@@ -172,7 +173,7 @@ class _Differentiable:
     # TensorFlow rejects a fill that is known to fail, so the condition has a value in the loaded
     # graph only.
     condition = tf.compat.v1.placeholder_with_default(False, [])
-    with tf.control_dependencies([_tf_compat.asserted(condition, [str(error)], str(error))]):
+    with tf.control_dependencies([asserted(condition, [str(error)], str(error))]):
       like = functools.cache(lambda shape, dtype: tf.fill(shape, tf.zeros([], dtype)))
       # Built from shapes, not from the primals, which would become arguments of the saved function.
       # The assertion fails first.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -143,3 +144,19 @@ class GraphContext:
       warn_user(
         f"TensorFlow's XLA compiles no callbacks: jit_compile=True omits prints and checks:{listed}"
       )
+
+
+def asserted(
+  condition: tf.Tensor, data: Sequence[Any], message: str, summarize: int | None = None
+) -> tf.Operation:
+  """An op that fails if the condition does not hold: with `data` when it runs, with `message` when
+  XLA compiles it.
+
+  XLA drops Asserts. So behind one there is an op that XLA compiles only if the condition holds,
+  which may depend on sizes: they are static for XLA. XLA's error contains the name of the op, which
+  is the message. Without XLA, Grappler removes the op, because its result is unused.
+  """
+  name = re.sub(r"[^\w.]+", "_", message).strip("_")
+  with tf.control_dependencies([tf.debugging.Assert(condition, data, summarize=summarize)]):
+    step = tf.cast(condition, tf.int32)
+    return tf.range(step, step, step, name=name).op  # a range has no steps of 0

@@ -19,6 +19,7 @@ from jax2tf.dtypes import physical
 from jax2tf.graph_context import GraphContext
 from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs
 from jax2tf.lines import UNKNOWN, definition, user_line
+from jax2tf.placement.shardings import explicit_sharding
 from jax2tf.program import Places, Program, gap, program_of
 from jax2tf.registry import PLACEMENT_PARAMS, rule_for
 from jax2tf.value_numbering import Env, Numbering, WorkList
@@ -207,7 +208,7 @@ def _sharded(ctx: RuleContext, eqn: JaxprEqn, results: Sequence[tf.Tensor]) -> S
   )
   free = eqn.params.get("unconstrained_dims", ())
   return [
-    ctx.sharded(y, said or _jax_compat.explicit_sharding(aval), free)
+    ctx.sharded(y, said or explicit_sharding(aval), free)
     for y, aval in zip(results, ctx.avals_out, strict=True)
   ]
 

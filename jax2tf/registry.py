@@ -6,6 +6,7 @@ primitive object, so a primitive that JAX renames fails at our import.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 from jax.extend.core import JaxprEqn, Primitive
 
-from jax2tf import _jax_compat
 from jax2tf.dtypes import WIDER
 from jax2tf.jaxprs import inner_jaxprs
 from jax2tf.widening import in_wider_dtypes
@@ -142,11 +142,23 @@ def rule_for(primitive: Primitive) -> Rule | None:
   return None if entry is None else entry.rule
 
 
+# jax_triton has the primitive of Triton's kernels.
+_PACKAGES_OF_JAX = ("jax", "jax_triton")
+
+
+def _is_of_jax(primitive: Primitive) -> bool:
+  """Whether a module of JAX holds this primitive, and not just one of the same name."""
+  modules = (
+    m for name, m in list(sys.modules.items()) if name.partition(".")[0] in _PACKAGES_OF_JAX
+  )
+  return any(value is primitive for module in modules for value in list(vars(module).values()))
+
+
 def refusal(primitive: Primitive) -> tuple[str, str] | None:
   """(reason, advice) for a primitive of JAX that is refused on purpose; None for all others, also
   for one of a library that has the same name."""
   found = UNSUPPORTED.get(primitive.name)
-  return found if found and _jax_compat.is_of_jax(primitive) else None
+  return found if found and _is_of_jax(primitive) else None
 
 
 def lowered_inside(eqn: JaxprEqn) -> Sequence[Any]:

@@ -23,6 +23,7 @@ from jax2tf.caches import BoundedCache
 from jax2tf.dims import Dimensions
 from jax2tf.dtypes import describe
 from jax2tf.jaxprs import ClosedJaxpr
+from jax2tf.placement import default_device
 from jax2tf.placement.devices import place_of
 from jax2tf.registry import IN_TENSORFLOW
 from jax2tf.signature import Signature
@@ -195,7 +196,7 @@ class Traceable:
     in_tree = tree_util.tree_structure((tuple(args), kwargs))
     joined, named = self.join(args, kwargs, static)
     variables: Sequence[tf.Variable] = ()
-    with errors.hints(), _jax_compat.default_device_recorded(place_of), shadows.given({}):
+    with errors.hints(), default_device.recorded(place_of), shadows.given({}):
       traced = self.jitted.trace(*joined, **named)
       if not is_tensorflows(traced.jaxpr) and (variables := shadows.captured(traced.jaxpr)):
         values = [

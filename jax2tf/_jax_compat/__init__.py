@@ -11,9 +11,7 @@ import contextlib
 import functools
 import inspect
 import math
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -56,7 +54,7 @@ from jax.extend.core import Effect, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import mlir as _mlir
 from jax.ref import AbstractRef
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxlib import _jax as _jaxlib
 
 trace_context = _config.trace_context
@@ -83,18 +81,6 @@ def optional_primitive(name: str, *modules: Any) -> Primitive | None:
   return next(
     (p for m in (_primitives, *modules) if (p := getattr(m, name, None)) is not None), None
   )
-
-
-# jax_triton has the primitive of Triton's kernels.
-_PACKAGES_OF_JAX = ("jax", "jax_triton")
-
-
-def is_of_jax(primitive: Primitive) -> bool:
-  """Whether a module of JAX holds this primitive, and not just one of the same name."""
-  modules = (
-    m for name, m in list(sys.modules.items()) if name.partition(".")[0] in _PACKAGES_OF_JAX
-  )
-  return any(value is primitive for module in modules for value in list(vars(module).values()))
 
 
 def named_scopes(eqn: JaxprEqn) -> str:
@@ -197,52 +183,31 @@ def check_leaked_tracers(traced: Any) -> None:
       raise _core.escaped_tracer_error(const)
 
 
-# A jaxpr does not record jax.default_device. During tracing, XLA metadata of this name record it:
-# they stay with the equations through differentiation, and XLA ignores unknown metadata.
-_DEFAULT_DEVICE = "jax2tf_default_device"
-_recording = threading.local()
+_replaced_hook = _config.default_device._update_thread_local_hook
+_on_default_device: list[Callable[[Any], None]] = []
 
 
-@contextlib.contextmanager
-def default_device_recorded(name_of: Callable[[Any], str | None]) -> Iterator[None]:
-  """Context manager: equations traced inside a `jax.default_device` record `name_of(device)`."""
-  before = getattr(_recording, "value", None)
-  _recording.value = (name_of, _config.default_device.value)
-  try:
-    yield
-  finally:
-    _recording.value = before
+def call_on_default_device(function: Callable[[Any], None]) -> None:
+  """Has `function(device)` called whenever a `jax.default_device` begins or ends in this thread."""
+  _on_default_device.append(function)
 
 
-def _on_default_device(device: Any) -> None:
+def _default_device_changed(device: Any) -> None:
   if _replaced_hook is not None:
     _replaced_hook(device)
-  if (recording := getattr(_recording, "value", None)) is None:
-    return
-  name_of, around = recording
-  metadata = _config.xla_metadata_context_manager
-  name = None if device is None or device is around else name_of(device)
-  updated = _xla_metadata_lib.update_metadata(metadata.get_local(), {_DEFAULT_DEVICE: name})
-  metadata.set_local(updated)
+  for function in _on_default_device:
+    function(device)
 
 
-# What JAX calls whenever a `jax.default_device` begins or ends in this thread;
 # tests/conversion/test_patches.py guards it.
-_replaced_hook = _config.default_device._update_thread_local_hook
-_config.default_device._update_thread_local_hook = _on_default_device
+_config.default_device._update_thread_local_hook = _default_device_changed
 
 
-def default_device_of(eqn: JaxprEqn) -> str | None:
-  """The device name that `default_device_recorded` recorded."""
-  return (eqn.ctx.xla_metadata or {}).get(_DEFAULT_DEVICE)
-
-
-def explicit_sharding(aval: Any) -> Sharding | None:
-  """The sharding that is part of the type of a value (f32[8@x,4]), or None."""
-  sharding = getattr(aval, "sharding", None)
-  return (
-    sharding if sharding is not None and AxisType.Explicit in sharding.mesh.axis_types else None
-  )
+def set_xla_metadata(name: str, value: str | None) -> None:
+  """The equations that this thread traces from now on have the metadata; None removes it."""
+  metadata = _config.xla_metadata_context_manager
+  updated = _xla_metadata_lib.update_metadata(metadata.get_local(), {name: value})
+  metadata.set_local(updated)
 
 
 def hlo_sharding(sharding: Sharding, rank: int) -> tuple[list[int], list[int], bool] | None:

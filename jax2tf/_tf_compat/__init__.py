@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -130,22 +129,6 @@ AS_WRITTEN = (_ORDERED, _WITH_CONSTANT) = (
 )
 
 
-def asserted(
-  condition: tf.Tensor, data: Sequence[Any], message: str, summarize: int | None = None
-) -> tf.Operation:
-  """An op that fails if the condition does not hold: with `data` when it runs, with `message` when
-  XLA compiles it.
-
-  XLA drops Asserts. So behind one there is an op that XLA compiles only if the condition holds,
-  which may depend on sizes: they are static for XLA. XLA's error contains the name of the op, which
-  is the message. Without XLA, Grappler removes the op, because its result is unused.
-  """
-  name = re.sub(r"[^\w.]+", "_", message).strip("_")
-  with tf.control_dependencies([tf.debugging.Assert(condition, data, summarize=summarize)]):
-    step = tf.cast(condition, tf.int32)
-    return tf.range(step, step, step, name=name).op  # a range has no steps of 0
-
-
 def keeping_effects(compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
   """The results of `compute`, with control dependencies on all its effectful ops, which run in
   program order.
@@ -184,36 +167,6 @@ def is_compiled_by_xla() -> bool:
   """Whether the graph under construction, or one around it, is of a tf.function with
   jit_compile=True."""
   return _control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-
-
-# TF 2.21: XLA's code has two values of these dtypes in a byte, TensorFlow's tensors have one, and
-# nothing converts between the two.
-_PACKED = {tf.as_dtype("int4"): "int8", tf.as_dtype("uint4"): "uint8"}
-
-
-def at_the_boundary(x: tf.Tensor, what: str) -> tf.Tensor:
-  """An argument or result of a converted function. XLA does not compile it where it would garble
-  it.
-
-  Args:
-    x: a tensor of a graph; `what` names it in the error.
-
-  Raises:
-    NotImplementedError: it has 4 bits, in a tf.function with jit_compile=True.
-  """
-  if x.dtype not in _PACKED:
-    return x
-  dtype, wide = x.dtype.name, _PACKED[x.dtype]
-  if is_compiled_by_xla():
-    raise NotImplementedError(
-      f"{what} is {dtype} inside a tf.function with jit_compile=True: TensorFlow and XLA lay out "
-      f"{dtype} differently, so XLA would read or return other numbers. Take and return {wide}, "
-      "with casts inside the JAX function, or leave out jit_compile=True"
-    )
-  # Whether XLA will compile a graph is not always known, for instance that of a loaded model. TF
-  # 2.21: Copy has no XLA kernel, and the error says so with the name of the op.
-  name = f"jit_compile_garbles_{dtype}_take_and_return_{wide}_with_casts_inside_the_JAX_function"
-  return tf.raw_ops.Copy(input=x, tensor_name="", debug_ops_spec=[], name=name)
 
 
 GRADIENT = "Jax2tfGradient"

@@ -1,35 +1,49 @@
-"""Calls of TensorFlow functions for `call_tf`: without checks, with values for variables, and
-without their gradients."""
+"""Functions of TensorFlow, for `call_tf`: calls without checks, gradients, and copies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.function.polymorphism import function_type as _function_type
+from tensorflow.python.eager import context as _context
+from tensorflow.python.eager.polymorphic_function import atomic_function as _atomic_function
 from tensorflow.python.eager.polymorphic_function import concrete_function as _concrete_function
 from tensorflow.python.framework import func_graph as _func_graph
+from tensorflow.python.framework import op_def_registry as _op_defs
 from tensorflow.python.ops import gradients_util as _gradients
 
-from jax2tf._tf_compat.of_values import of_values
+
+def call_flat(
+  concrete: Any, tensors: list[tf.Tensor], captured: list[tf.Tensor]
+) -> Sequence[tf.Tensor]:
+  """The results of a concrete function of a flat signature, without the checks of its arguments,
+  which take longer than a small function."""
+  return concrete._call_flat(tensors, captured) or ()
 
 
-def flat_call(
-  concrete: Any, given: Mapping[int, tf.Variable]
-) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
-  """A concrete function of a flat signature, without the checks of its arguments, which take longer
-  than a small function.
+def operands_of(kind: str) -> Sequence[Any]:
+  """The ArgDefs of the operands of an op type."""
+  return _op_defs.get(kind).input_arg
 
-  Args:
-    concrete: the function.
-    given: {position of an argument: the variable whose value it is, and which the call does not
-      read}.
-  """
-  if given:
-    return of_values(concrete, given)
-  captured = concrete.captured_inputs
-  return lambda tensors: concrete._call_flat(tensors, captured) or ()
+
+def registered(
+  definition: Any,
+  inputs: Sequence[Any],
+  outputs: Sequence[Any],
+  children: Sequence[Any],
+  is_stateful: bool,
+) -> Any:
+  """A function that TensorFlow calls, of a FunctionDef, the types of its arguments and results, and
+  the functions that it calls."""
+  runtime = _context.context()
+  runtime.add_function_def(definition)
+  function_type = _function_type.from_structured_signature((tuple(inputs), {}), tuple(outputs), {})
+  options = _atomic_function.CallOptions(is_stateful=is_stateful)
+  return _atomic_function.AtomicFunction(
+    definition.signature.name, runtime, function_type, list(children), options
+  )
 
 
 def gradient_apart(
@@ -72,98 +86,10 @@ def gradient_apart(
 
   def call(values: Sequence[tf.Tensor], cotangents: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     rest = iter(values)
-    return (
-      concrete._call_flat(
-        list(cotangents), [next(rest) if tf.is_symbolic_tensor(x) else x for x in used]
-      )
-      or ()
-    )
+    captured = [next(rest) if tf.is_symbolic_tensor(x) else x for x in used]
+    return call_flat(concrete, list(cotangents), captured)
 
   return call, kept
-
-
-def vectorized(function: Callable[..., Any], stacked: Any) -> Any:
-  """tf.vectorized_map without its log lines; None where it fails, as TF 2.21 does for derivatives
-  of loops and branches."""
-  logger = tf.get_logger()
-  level = logger.level
-  logger.setLevel("CRITICAL")
-  try:
-    return tf.vectorized_map(function, stacked)
-  except (TypeError, ValueError):
-    return None
-  finally:
-    logger.setLevel(level)
-
-
-# TF 2.21 registers them as not differentiable, which means a gradient of zero, although their
-# results depend on their operands.
-_UNKNOWN_TO_GRADIENTS = frozenset(
-  {
-    *(
-      "PyFunc",
-      "PyFuncStateless",
-      "HSVToRGB",
-      "ResizeBilinearGrad",
-      "LinSpace",
-      "RandomShuffle",
-      "RandomCrop",
-      "ExtractGlimpse",
-    ),
-    *(
-      "DrawBoundingBoxes",
-      "SparseAddGrad",
-      "StatelessShuffle",
-      "StatelessRandomShuffle",
-      "CTCBeamSearchDecoder",
-      "CTCGreedyDecoder",
-    ),
-  }
-)
-_CUT = ("StopGradient", "PreventGradient")
-
-
-def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
-  """The type of an op between `xs` and `ys` that passes no gradient on although its result may
-  vary; None without one."""
-  results = {id(y) for y in ys}
-  behind: set[tf.Operation] = set()
-  waiting = [y.op for y in ys]
-  while waiting:
-    if (op := waiting.pop()) in behind or op.type in _CUT:
-      continue
-    behind.add(op)
-    inputs = list(op.inputs)
-    if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:
-      # As tf.custom_gradient makes it, of results and arguments: the gradient goes to the
-      # arguments, which no later op reads.
-      inputs = [
-        x
-        for x, y in zip(inputs, op.outputs, strict=True)
-        if not (y.consumers() or id(y) in results)
-      ]
-    waiting += [x.op for x in inputs]
-  if not any(op.type in _UNKNOWN_TO_GRADIENTS or called(op) for op in behind):
-    return None
-  graph = next(iter(behind)).graph
-  moving = {id(graph.capture(x.handle) if isinstance(x, tf.Variable) else x) for x in xs}
-  for op in graph.get_operations():  # what an op reads was made before it
-    if op not in behind or not (moved := [id(x) in moving for x in op.inputs]) or not any(moved):
-      continue
-    if op.type in _UNKNOWN_TO_GRADIENTS:
-      return op.type
-    for function in called(op):
-      inputs = (
-        function.inputs
-        if len(function.inputs) != len(moved)
-        else [x for x, is_in in zip(function.inputs, moved, strict=True) if is_in]
-      )
-      if found := undifferentiated(function.outputs, inputs):
-        return found
-    moving |= {
-      id(y) for y in op.outputs if not (y.dtype.is_integer or y.dtype in (tf.bool, tf.string))
-    }
-  return None
 
 
 def called(op: tf.Operation) -> list[Any]:

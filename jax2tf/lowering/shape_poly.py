@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _tf_compat
 from jax2tf._jax_compat import shape_poly
 from jax2tf.context import RuleContext
+from jax2tf.graph_context import asserted
 from jax2tf.registry import lowers
 
 
@@ -37,7 +37,7 @@ def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
 def _checked(dim: Any, value: tf.Tensor, fits: tf.Tensor, shown: tf.Tensor) -> tf.Tensor:
   """The value of a dimension, or an error when the graph runs, which shows the number."""
   message = f"a size, {dim}, does not fit into {value.dtype.name}; enable jax_enable_x64"
-  checked = _tf_compat.asserted(fits, [message, shown], message)
+  checked = asserted(fits, [message, shown], message)
   # The size is 0: XLA drops a control dependency of what it folds. TF.js 4.22 (wasm) has random
   # numbers for the sum of no elements.
   return value + tf.size(checked.outputs[0], value.dtype)
@@ -60,5 +60,5 @@ def _shape_assertion(
   for words, index in parts:
     data += [words] if index is None else [words, inputs[int(index)]]
   message = "".join(words for words, _ in parts)
-  ctx.graph.assertions.append(_tf_compat.asserted(ok, data, message, summarize=8))
+  ctx.graph.assertions.append(asserted(ok, data, message, summarize=8))
   return []

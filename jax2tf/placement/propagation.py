@@ -14,6 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jax2tf import _jax_compat
 from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs, opened, replaced
 from jax2tf.lines import user_line
+from jax2tf.placement.default_device import default_device_of
 from jax2tf.placement.devices import HOST, Place, place_of
 
 
@@ -84,7 +85,7 @@ def propagate(
       inner = function_of(eqn)  # whose place takes precedence over that of the equation
       committed = None if inner else _common(eqn, places)
       # jax.default_device applies to values without a place; compute_on to all.
-      here = _computed_on(eqn) or committed or _jax_compat.default_device_of(eqn)
+      here = _computed_on(eqn) or committed or default_device_of(eqn)
       if here and eqn.outvars:
         runs[eqn.outvars[0]] = here
       results = [committed] * len(eqn.outvars) if committed else _results(eqn, inner, places)
@@ -102,7 +103,7 @@ def _place_after(target: Any, source: Any, before: Place | None) -> Place | None
 
 def _scope(eqn: JaxprEqn) -> Place | None:
   """The place that a `compute_on` or `default_device` around the equation names."""
-  return _computed_on(eqn) or _jax_compat.default_device_of(eqn)
+  return _computed_on(eqn) or default_device_of(eqn)
 
 
 def _computed_on(eqn: JaxprEqn) -> Place | None:

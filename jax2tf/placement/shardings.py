@@ -6,9 +6,8 @@ import itertools
 from typing import Any
 
 from jax.extend.core import JaxprEqn, Literal
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
-from jax2tf import _jax_compat
 from jax2tf.jaxprs import function_of, variables
 
 _SHARDINGS = {
@@ -40,12 +39,19 @@ def is_sharded(sharding: Any) -> bool:
   return isinstance(sharding, Sharding) and sharding.num_devices > 1
 
 
+def explicit_sharding(aval: Any) -> Sharding | None:
+  """The sharding that is part of the type of a value (f32[8@x,4]), or None."""
+  sharding = getattr(aval, "sharding", None)
+  is_explicit = sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
+  return sharding if is_explicit else None
+
+
 def operand_shardings(jaxpr: Any) -> dict[Any, Any]:
   """Variable -> sharding, for the arguments, intermediate values and results of a jaxpr."""
   found = {
     v: s
     for v in variables((*jaxpr.invars, *jaxpr.outvars))
-    if is_sharded(s := _jax_compat.explicit_sharding(v.aval))
+    if is_sharded(s := explicit_sharding(v.aval))
   }
   for eqn in jaxpr.eqns:
     params = eqn.params

@@ -30,7 +30,9 @@ from jax2tf.tf_calls.function import (
   packed,
   tensor_spec,
 )
+from jax2tf.tf_calls.of_values import flat_call
 from jax2tf.tf_calls.shapes import Shape
+from jax2tf.tf_calls.undifferentiated import undifferentiated
 
 Pullback = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 # residuals -> (tensors like the results, the cotangents of these -> those of the arguments, by
@@ -241,7 +243,7 @@ class Recorded(_Derived):
     return tf.function(self._trace, autograph=False, jit_compile=jit_compile)
 
   def _run(self, *primals: tf.Tensor) -> list[tf.Tensor]:
-    return list(functions.flat_call(self.concrete, {})(list(primals)))
+    return list(flat_call(self.concrete, {})(list(primals)))
 
   def _trace(self, *operands: tf.Tensor) -> list[tf.Tensor]:
     function, graph, primals = (
@@ -328,9 +330,7 @@ class _Mapped(_Derived):
     # each element calls the copy of the graph that takes values
     if any(batched[i] for i in inner.held):
       self.held, self._method = {}, "sequential"
-      self._one = lambda *elements: list(
-        functions.flat_call(inner.concrete, inner.held)(list(elements))
-      )
+      self._one = lambda *elements: list(flat_call(inner.concrete, inner.held)(list(elements)))
 
   def _run(self, *operands: tf.Tensor) -> list[tf.Tensor]:
     method = self._method
@@ -351,7 +351,7 @@ class _Mapped(_Derived):
     if (
       method is None
       and not self.inner.stateful - {"ReadVariableOp"}
-      and (found := functions.vectorized(one, stacked)) is not None
+      and (found := _vectorized(one, stacked)) is not None
     ):
       return list(found)
     signature = [tensor_spec(a) for a in self.inner.avals_out]
@@ -398,6 +398,20 @@ def _summed(function: TfFunction, over: Sequence[int]) -> TfFunction:
   return _Derived(function, function.name, run, function.avals_in, function.options, avals)
 
 
+def _vectorized(function: Callable[..., Any], stacked: Any) -> Any:
+  """tf.vectorized_map without its log lines; None where it fails, as TF 2.21 does for derivatives
+  of loops and branches."""
+  logger = tf.get_logger()
+  level = logger.level
+  logger.setLevel("CRITICAL")
+  try:
+    return tf.vectorized_map(function, stacked)
+  except (TypeError, ValueError):
+    return None
+  finally:
+    logger.setLevel(level)
+
+
 def gradients(
   function: TfFunction,
   ys: Sequence[Any],
@@ -411,7 +425,7 @@ def gradients(
     found = functions.gradients_of(ys, xs, [tf.identity(s) for s in seeds], graph)
   except LookupError as error:
     raise LookupError(f"TensorFlow cannot differentiate '{function.name}': {error}") from error
-  if blocked := functions.undifferentiated(ys, xs):
+  if blocked := undifferentiated(ys, xs):
     raise LookupError(
       f"TensorFlow cannot differentiate '{function.name}': {blocked} has no gradient. Give it one "
       "with tf.custom_gradient, or put "

@@ -21,8 +21,8 @@ from jax import dtypes
 from jax.export import is_symbolic_dim
 
 from jax2tf import _jax_compat, _tf_compat
-from jax2tf._tf_compat import functions
 from jax2tf.dtypes import is_differentiable, is_key, tf_dtype
+from jax2tf.tf_calls.of_values import flat_call
 from jax2tf.tf_calls.shapes import Shape, contradiction, symbolic_shapes
 
 Run = Callable[..., list[tf.Tensor]]
@@ -134,7 +134,7 @@ class TfFunction:
   def flat_call(self) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
     """The graph, called on eager tensors."""
     try:
-      return functions.flat_call(self.concrete, self.held)
+      return flat_call(self.concrete, self.held)
     except ValueError as error:
       raise ValueError(
         f"'{self.name}' cannot take values in place of its variables: {error}. Read the variable "

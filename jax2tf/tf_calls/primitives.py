@@ -15,6 +15,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dtypes import is_differentiable
+from jax2tf.graph_context import asserted
 from jax2tf.registry import lowers, stays_in_tensorflow
 from jax2tf.tf_calls import under_jit
 from jax2tf.tf_calls.derivations import Linear, derivative, vmapped
@@ -224,7 +225,7 @@ def _sized(ctx: Any, function: TfFunction, y: Any, aval: Any) -> Any:
   is_declared = tf.reduce_all(tf.equal(found, expected))
   message = str(function.contradicts(y.dtype, y.shape, aval))
   in_xla = f"{message}, or the size depends on values"
-  checked = _tf_compat.asserted(is_declared, [message, found, expected], in_xla, summarize=8)
+  checked = asserted(is_declared, [message, found, expected], in_xla, summarize=8)
   with tf.control_dependencies([checked]):
     return tf.identity(y)
 

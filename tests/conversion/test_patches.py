@@ -22,6 +22,7 @@ from tensorflow.python.saved_model import save
 import jax2tf
 from jax2tf import _jax_compat
 from jax2tf._tf_compat import patches
+from jax2tf.placement import default_device
 
 ZEROS_FNS = "the zeros_fn and zeros_like_fn of backprop._default_vspace"
 REPLACED: dict[str, tuple[Any, list[str]]] = {
@@ -144,7 +145,7 @@ def test_saving_traces_gradient_functions(monkeypatch, tmp_path):
 def test_jax_still_calls_the_hook_of_default_device(monkeypatch):
   """Without it, what is traced under `jax.default_device` would run anywhere, silently."""
   ours = config.default_device._update_thread_local_hook
-  assert ours is _jax_compat._on_default_device, (
+  assert ours is _jax_compat._default_device_changed, (
     "another package has replaced the hook of jax.default_device"
   )
   calls = []
@@ -155,9 +156,9 @@ def test_jax_still_calls_the_hook_of_default_device(monkeypatch):
   assert calls == [(device,), (None,)], (
     "JAX calls the hook with other arguments, or not when a default_device begins and ends"
   )
-  with _jax_compat.default_device_recorded(lambda device: "somewhere"):
+  with default_device.recorded(lambda device: "somewhere"):
     jaxpr = jax.make_jaxpr(lambda x: jax.default_device(device)(lax.sin)(x) + 1.0)(1.0)
-  noted = {eqn.primitive.name: _jax_compat.default_device_of(eqn) for eqn in jaxpr.eqns}
+  noted = {eqn.primitive.name: default_device.default_device_of(eqn) for eqn in jaxpr.eqns}
   assert noted == {"sin": "somewhere", "add": None}, (
-    "XLA metadata no longer reach the equations: see _jax_compat._on_default_device"
+    "XLA metadata no longer reach the equations: see jax2tf/placement/default_device.py"
   )

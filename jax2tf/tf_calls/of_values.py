@@ -14,12 +14,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
-from tensorflow.core.function.polymorphism import function_type as _function_type
-from tensorflow.python.eager import context as _context
-from tensorflow.python.eager.polymorphic_function import atomic_function as _atomic_function
-from tensorflow.python.framework import op_def_registry as _op_defs
 
-from jax2tf._tf_compat import is_stateful
+from jax2tf._tf_compat import functions, is_stateful
 
 # Attributes of functions that change how they run; others name the function, or its relatives.
 _KEPT = frozenset({"_XlaMustCompile", "_noinline", "_input_shapes"})
@@ -39,7 +35,24 @@ _numbers = itertools.count()
 Values = Mapping[int, tf.TensorSpec]
 
 
-def of_values(
+def flat_call(
+  concrete: Any, given: Mapping[int, tf.Variable]
+) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
+  """A concrete function of a flat signature, without the checks of its arguments, which take longer
+  than a small function.
+
+  Args:
+    concrete: the function.
+    given: {position of an argument: the variable whose value it is, and which the call does not
+      read}.
+  """
+  if given:
+    return _of_values(concrete, given)
+  captured = concrete.captured_inputs
+  return lambda tensors: functions.call_flat(concrete, tensors, captured)
+
+
+def _of_values(
   concrete: Any, given: Mapping[int, tf.Variable]
 ) -> Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]:
   """A concrete function that takes the values of some variables, and does not read these.
@@ -128,19 +141,15 @@ class _Copies:
     own = kind.flat_inputs[: len(definition.signature.input_arg)]
     inputs = [values.get(i, x) for i, x in enumerate(own)]
     outputs = [results.get(i, y) for i, y in enumerate(kind.flat_outputs)]
-    kind = _function_type.from_structured_signature((tuple(inputs), {}), tuple(outputs), {})
     nodes = definition.node_def
     names = [*(f.name for node in nodes for f in _functions(node)), *(node.op for node in nodes)]
     called = [self._functions[name] for name in names if name in self._functions]
     # TF 2.21: a graph that gets a function gets its children, but not theirs.
     children = {_name(f): f for child in called for f in _with_children(child)}
-    runtime, name = _context.context(), definition.signature.name
-    runtime.add_function_def(definition)
-    options = _atomic_function.CallOptions(is_stateful=any(is_stateful(node.op) for node in nodes))
-    self._functions[name] = _atomic_function.AtomicFunction(
-      name, runtime, kind, [*children.values()], options
-    )
-    return self._functions[name]
+    has_state = any(is_stateful(node.op) for node in nodes)
+    copy = functions.registered(definition, inputs, outputs, [*children.values()], has_state)
+    self._functions[definition.signature.name] = copy
+    return copy
 
 
 class _Edited:
@@ -281,7 +290,7 @@ def _extra(node: Any) -> range | None:
   if "Targuments" not in node.attr or len(_functions(node)) != 1:
     return None
   start = 0
-  for argument in _op_defs.get(node.op).input_arg:
+  for argument in functions.operands_of(node.op):
     lengths = [len(node.attr[name].list.type) for name in [argument.type_list_attr] if name]
     count = (
       lengths[0] if lengths else node.attr[argument.number_attr].i if argument.number_attr else 1
