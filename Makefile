@@ -7,7 +7,7 @@
 #   make test         the test suite, on two cores
 #   make every-row    the test suite with all rows of its longest tables, of which `make test` runs a sixth, and its longest tests
 #   make collect      collects the tests as if no optional package were installed
-#   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray, Dask, Beam and Spark; docs/reports/pipelines.md
+#   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray, Dask, Beam and Spark; for docs/reports/serving.md
 #   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in a separate environment
 #   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton
 #   make docs         the site of docs/ and the docstrings, in build/site; a warning or a broken link fails
@@ -16,22 +16,16 @@
 #   make next         the test suite with the release candidates of JAX and TensorFlow
 #   make release      sdist and wheel of HEAD, checked, in build/release/dist; the links of its README are absolute
 #   make coverage     the primitives of this JAX that have a lowering rule
-#   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and twice 2,000 random programs
-#   make jax-tests    what JAX's own unit tests compute, without and with x64, resumable, and the report docs/reports/jax-tests.md; JAX_TESTS=folder names tests/ of JAX's repository, JAX_TESTS_ARGS more options
+#   make conformance  JAX's own test harnesses, resumable, and twice 2,000 random programs, for docs/coverage.md
+#   make jax-tests    what JAX's own unit tests compute, without and with x64, resumable, for docs/coverage.md; JAX_TESTS=folder names tests/ of JAX's repository, JAX_TESTS_ARGS more options
 #   make speed        models, functions and rules against jax.jit and hand-written TensorFlow, and the report docs/reports/speed.md
-#   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and the report docs/reports/serving.md; 5 minutes
-#   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, drills of processes that hang, and the report docs/reports/serving.md
-#   make power-cut    100 saves cut off as by a power failure, on a loop device (Linux, root), and the report docs/reports/power-cut.md; 30 minutes
-#   make fuzz-server  4,000 random requests by REST and by gRPC against `jax2tf serve`, each checked, a version that is replaced under load, and the report docs/reports/server-fuzz.md; 10 minutes
-#   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/reports/targets.md
+#   make serving      `jax2tf serve` under load, in drills, in a long run and with random requests, and the report docs/reports/serving.md; about an hour; SERVING_ARGS=--parts=load for a part
+#   make power-cut    100 saves cut off as by a power failure, on a loop device (Linux, root), for docs/reports/serving.md; 30 minutes
+#   make targets      primitives, programs and models in the runtime of each target, in plain tools, in older releases and from a wheel, resumable, and the report docs/reports/targets.md
 #   make models       the zoo of tests/support/models in every runtime, and the report docs/reports/model-table.md
-#   make plain-tools  24 architectures in plain tf2onnx and TFLiteConverter, and with our calls, and the report docs/reports/plain-tools.md
-#   make onnx-runtimes  exported files in each ONNX Runtime since 1.13, and the report docs/reports/onnx-runtimes.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/reports/minilm.md
-#   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/reports/readers.md
 #   make libraries    functions of Diffrax, NumPyro and other libraries against jax.jit, and the report docs/reports/libraries.md
-#   make three-models  three models in the environment of a wheel, on every target, and the report docs/reports/three-models.md
-#   make charts       redraws the charts of docs/reports from docs/reports/data, without measuring
+#   make reports      writes the pages and charts of docs/reports anew from docs/reports/data, without measuring
 #   make golden       rewrites the op counts of ten models, after a deliberate change of the graphs
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=folder the environment.
@@ -54,7 +48,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_batch_files.py or 
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests libraries load soak power-cut fuzz-server minilm models readers speed targets onnx-runtimes plain-tools three-models charts golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests libraries serving power-cut minilm models speed targets reports golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -121,37 +115,25 @@ jax-tests: $(VENV)/.dev
 libraries: $(VENV)/.libraries
 	$(RUN) -m jax2tf.tools.lab.library_table
 
-load: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.load
-
-soak: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.drills
-	$(RUN) -m jax2tf.tools.lab.soak
+serving: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.lab.serving $(SERVING_ARGS)
 
 power-cut: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.power_cut
 
-fuzz-server: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.server_fuzz
-
+# Of ONNX Runtime 1.13 and 1.14 pip has none for a Python newer than 3.10; RUNTIMES_PYTHON names interpreters.
 targets: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.target_sweep
+	$(RUN) -m jax2tf.tools.lab.plain_tools
+	$(RUN) -m jax2tf.tools.lab.three_models
+	$(RUN) -m jax2tf.tools.lab.readers
+	$(RUN) -m jax2tf.tools.lab.onnx_runtimes $(if $(RUNTIMES_PYTHON),--python=$(RUNTIMES_PYTHON))
 
 models: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.model_table
 
-plain-tools: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.plain_tools
-
-# Python 3.10 is the newest for which pip has ONNX Runtime 1.13 and 1.14.
-onnx-runtimes: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.onnx_runtimes $(if $(RUNTIMES_PYTHON),--python=$(RUNTIMES_PYTHON))
-
 minilm: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.minilm_table
-
-readers: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.readers
 
 # One LAPACK thread for the rules: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no
 # measure.
@@ -159,10 +141,7 @@ speed: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.speed models functions growth saving idioms
 	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.lab.speed rules
 
-three-models: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.three_models
-
-charts: $(VENV)/.dev
+reports: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.redraw
 
 golden: $(VENV)/.test

@@ -41,7 +41,7 @@ from jax2tf.registry import IN_TENSORFLOW
 from jax2tf.traits import CALLBACKS, LAPACK
 
 # The StableHLO version that releases of TensorFlow report (last patches; each has read our modules:
-# docs/reports/readers.md). 2.17 reports 1.1.1, and reads scatters with batching dimensions, but its
+# docs/reports/targets.md). 2.17 reports 1.1.1, and reads scatters with batching dimensions, but its
 # XLA refuses them.
 _OF_TENSORFLOW = {
   **{

@@ -1,8 +1,8 @@
 """The oldest release of ONNX Runtime in which a model has the answers of the newest one.
 
 Three things decide: the opset of the model, CPU kernels of its ops that came later than that, and
-kernels that lost NaN or infinities. The tables are measured: `make onnx-runtimes` asks each release
-and fails if it answers otherwise (docs/reports/onnx-runtimes.md). A release is 1.`number`, with its
+kernels that lost NaN or infinities. The tables are measured: `make targets` asks each release
+and fails if it answers otherwise (docs/reports/targets.md). A release is 1.`number`, with its
 newest patch.
 """
 

@@ -1,4 +1,4 @@
-"""The oldest ONNX Runtime that an exported file states; `make onnx-runtimes` runs files in each."""
+"""The oldest ONNX Runtime that an exported file states; `make targets` runs files in each."""
 
 from __future__ import annotations
 

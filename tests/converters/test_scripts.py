@@ -63,7 +63,7 @@ def of_plain_tools(x: Any, rows: Any, image: Any, i: Any) -> dict[str, Any]:
 
 
 def of_all(x: Any, rows: Any, image: Any, i: Any) -> dict[str, Any]:
-  """What needs our calls: one of the tools lacks an op, or has other values. `make plain-tools`
+  """What needs our calls: one of the tools lacks an op, or has other values. `make targets`
   also draws random numbers."""
   return {
     **of_plain_tools(x, rows, image, i),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jax2tf.examples import palette
-from jax2tf.tools.lab import model_table, onnx_report, pages, plain_tools, redraw, reports
+from jax2tf.tools.lab import model_table, redraw, reports
 from tests.support import runtimes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,19 +28,7 @@ def test_every_chart_is_drawn_from_what_is_kept(
   assert drawn == kept
 
 
-@pytest.mark.parametrize("name", pages.NAMES)
-def test_a_page_is_made_of_what_is_kept(name: str) -> None:
-  assert reports.page(name).read_text(encoding="utf-8") == pages.text(name)
-
-
-@pytest.mark.parametrize(
-  ("name", "markdown"),
-  [
-    ("model-table", model_table.markdown),
-    ("plain-tools", plain_tools.markdown),
-    ("onnx-runtimes", onnx_report.markdown),
-  ],
-)
+@pytest.mark.parametrize(("name", "markdown"), [("model-table", model_table.markdown)])
 def test_a_page_of_models_has_its_numbers(name: str, markdown: Callable[..., str]) -> None:
   assert reports.page(name).read_text(encoding="utf-8") == markdown(reports.read(name))
 

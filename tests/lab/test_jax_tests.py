@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax2tf.tools.lab import causes, reports
 from jax2tf.tools.lab.jax_tests import (
-  causes,
   comparing,
   evaluations,
   leaves,
@@ -27,6 +27,7 @@ from jax2tf.tools.lab.jax_tests import (
   subjects,
 )
 from jax2tf.tools.lab.jax_tests.undetermined import DETERMINED
+from jax2tf.tools.lab.pages import coverage
 
 Rows = list[dict[str, Any]]
 
@@ -241,14 +242,16 @@ def test_each_known_refusal_has_its_line_in_the_limitations() -> None:
   assert causes.limitation("unknown: nobody knows it") is None
 
 
-def test_the_report_has_every_status() -> None:
+def test_the_report_has_every_status(monkeypatch: pytest.MonkeyPatch) -> None:
   row = {"test": "lax_test.py::A::test_b", "call": 1, "function": "f", "way": "graph"}
   refused = row | {"status": "refused", "cause": "eig: no (A.<locals>.f) at /x.py"}
   crash = row | {"status": "crash", "kind": "ValueError", "where": "api.py:1", "detail": "7 of 8"}
   agree = row | {"status": "agree", "against": "op by op"}
   numbers = report.summary([refused, crash, agree], {"tests": 1})
-  text = report.markdown({"0.10.2": json.loads(json.dumps(numbers)), "0.12.0 x64": numbers})
-  assert "## By file, JAX 0.12.0 x64" in text
-  assert "| `lax_test` | 3 | 1 | 0 | 1 | 0 | 1 | 0 |" in text
+  kept = {"jax-tests": {"0.10.2": json.loads(json.dumps(numbers)), "0.12.0 x64": numbers}}
+  monkeypatch.setattr(reports, "read", lambda name: kept.get(name, {}))
+  text = coverage.text()
+  assert "| JAX 0.12.0 x64 | 1 | 3 | 1 | 0 | 1 | 0 | 1 | 0 |" in text
+  assert "| `lax_test` | 6 | 2 | 0 | 2 | 0 | 2 | 0 |" in text
   assert "crash: ValueError api.py:1: # of #" in text
-  assert "| eig: no | 2 | none |" in text
+  assert "| eig: no | none | 2 |" in text

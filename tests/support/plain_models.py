@@ -1,4 +1,4 @@
-"""Models for the table of plain tools only, `make plain-tools`; `tests.support.models` has the zoo.
+"""Models for the table of plain tools only, `make targets`; `tests.support.models` has the zoo.
 
 Keras needs KERAS_BACKEND=jax.
 """

@@ -6,19 +6,14 @@ build/conformance/, one file for each JAX version. A crash of a process fails on
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import pathlib
 import sys
 
 import click
-import jax
-import tqdm
 
-from jax2tf.tools.lab import coverage, workers
+from jax2tf.tools.lab import coverage, sweeps
 from jax2tf.tools.lab.options import commas
+from tests.support.conformance import harnesses
 
-_FOLDER = pathlib.Path("build/conformance")
 # JAX's error if its cache, after many cases, returns the executable of another function. In a fresh
 # worker the case runs.
 _MIXED_UP = "RuntimeProgramInputMismatch"
@@ -26,19 +21,6 @@ _MIXED_UP = "RuntimeProgramInputMismatch"
 _CASES_PER_WORKER = 400
 # A case that takes longer, in seconds, hangs.
 _PATIENCE = 600
-
-
-def results_file() -> pathlib.Path:
-  """The results of the installed JAX: one JSON line for each (harness, way)."""
-  return _FOLDER / f"jax-{jax.__version__}.jsonl"
-
-
-def read_results() -> dict[tuple[str, str], dict[str, object]]:
-  """{(harness, way): outcome}. A later line replaces an earlier one."""
-  if not results_file().exists():
-    return {}
-  rows = [json.loads(line) for line in results_file().read_text().splitlines()]
-  return {(row["harness"], row["way"]): row for row in rows}
 
 
 @click.command
@@ -80,30 +62,23 @@ def main(
   sample: int,
 ) -> None:
   """Runs the missing cases and writes the report."""
-  from tests.support.conformance import harnesses  # noqa: PLC0415
-
-  _FOLDER.mkdir(parents=True, exist_ok=True)
   everything = harnesses.load()
   cases_of = [(sorted(everything), ways), (harnesses.sample(sample, seed=0), sampled_ways)]
   chosen = [(name, way) for names, ways in cases_of for name in names for way in ways]
-  chosen = [
-    (name, way) for name, way in chosen if not groups or everything[name].group_name in groups
-  ]
-  done = {} if fresh else read_results()
-  missing = [
-    case
-    for case in chosen
-    if case not in done or done[case]["status"] == "fail" or _MIXED_UP in str(done[case]["detail"])
-  ]
-  with (
-    tqdm.tqdm(total=len(missing), desc=f"JAX {jax.__version__} harnesses", unit="case") as report,
-    results_file().open("a", encoding="utf-8", buffering=1) as file,
-  ):
-    options = {"processes": processes, "renewed_after": _CASES_PER_WORKER, "seconds": _PATIENCE}
-    for outcome in workers.each(harnesses.run, missing, harnesses.lost, **options):
-      file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
-      report.update()
-  results = read_results()
+  if groups:
+    chosen = [case for case in chosen if everything[case[0]].group_name in groups]
+  results = sweeps.run(
+    "conformance",
+    harnesses.run,
+    chosen,
+    harnesses.lost,
+    key=("harness", "way"),
+    again=lambda row: row["status"] == "fail" or _MIXED_UP in str(row["detail"]),
+    fresh=fresh,
+    processes=processes,
+    renewed_after=_CASES_PER_WORKER,
+    seconds=_PATIENCE,
+  )
   failed = [results[c] for c in chosen if results[c]["status"] == "fail"]
   for row in failed[:50]:
     print(f"FAILED {row['harness']} ({row['way']}): {str(row['detail'])[:300]}")

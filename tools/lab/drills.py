@@ -1,10 +1,8 @@
 """Drills of the server: processes that hang, floods of silent connections, the memory monitor of
 Ray, and what is left of a server.
 
-  python -m jax2tf.tools.lab.drills. Each process is stopped (SIGSTOP) in turn under a load of
-  requests, of which each answer is
-compared with JAX's. It fails if an answer is wrong or lost, if a proxy or a replica is not killed
-within 10 s, or if anything is left: docs/reports/serving.md.
+Each process is stopped (SIGSTOP) in turn under a load of requests, of which each answer is compared
+with JAX's. A proxy or a replica has to be killed within 10 s, and nothing may be left.
 """
 
 from __future__ import annotations
@@ -17,19 +15,15 @@ import pathlib
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-import click
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.lab import reports, serving_report
 from jax2tf.tools.serving import place
 from tests.support import clients
 
@@ -278,26 +272,17 @@ def _save_slow(folder: pathlib.Path) -> int:
   return int(15 / ((time.perf_counter() - begin) / 20))
 
 
-@click.command
-@click.option("--keep/--no_keep", default=True, help="Whether to write the report.")
-def main(keep: bool) -> None:
-  """Prints and writes the figures. Raises SystemExit if an answer was lost or wrong, or a drill
-  failed."""
-  logging.set_verbosity(logging.WARNING)
-  about = serving_report.machine()
-  with tempfile.TemporaryDirectory() as folder:
-    drills = _Drills(pathlib.Path(folder))
-    drills.in_one_server()
-    drills.slow(pathlib.Path(folder))
-    drills.monitored()
-    drills.ended()
-  report = about | drills.report
-  print(reports.lines(report))
-  if keep:
-    serving_report.keep(serving_report.DRILLS, report)
-  if drills.faults:
-    raise SystemExit(f"{len(drills.faults)} faults, such as: {drills.faults[0]}")
+def measure(folder: pathlib.Path, share: float) -> tuple[dict[str, Any], list[str]]:
+  """The figures, and lost and wrong answers and drills that failed.
 
-
-if __name__ == "__main__":
-  main()
+  Args:
+    folder: where the models are saved.
+    share: does not matter here; drills have their own time.
+  """
+  del share
+  drills = _Drills(folder)
+  drills.in_one_server()
+  drills.slow(folder)
+  drills.monitored()
+  drills.ended()
+  return drills.report, drills.faults

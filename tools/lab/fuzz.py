@@ -22,7 +22,7 @@ import click
 import jax
 import tqdm
 
-from jax2tf.tools.lab import reports, workers
+from jax2tf.tools.lab import pages, reports, workers
 from jax2tf.tools.lab.options import commas
 
 # Workers are renewed, because TensorFlow and JAX never free compiled functions.
@@ -231,6 +231,7 @@ def _record(
     "functions": dict(sorted(functions.items())),
   }
   reports.keep(name, dict(sorted(rows.items())))
+  pages.write("coverage")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""Loads `jax2tf serve` with many concurrent clients and checks every answer:
-docs/reports/serving.md.
+"""Loads `jax2tf serve` with many concurrent clients and checks every answer.
 
-Usage: python -m jax2tf.tools.lab.load [--seconds=15] [--concurrency=200]. It serves a model with
-one, three and two replicas, and compares the rates with those predicted from the CPU time of a
-request. With two replicas it kills (kill -9) one process of each kind in turn under load; the last
-is the server itself, which it restarts as a service manager would. Requests have mixed batch sizes
-and use gRPC.
+It serves a model with one, three and two replicas; the report compares the rates with those
+predicted from the CPU time of a request. With two replicas it kills (kill -9) one process of each
+kind in turn under load; the last is the server itself, which it restarts as a service manager
+would. Requests have mixed batch sizes and use gRPC.
 """
 
 from __future__ import annotations
@@ -15,18 +13,15 @@ import contextlib
 import os
 import pathlib
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-import click
-from absl import logging
-
-from jax2tf.tools.lab import serving_report
+from jax2tf.tools.lab import bounds
 from tests.support import clients
 
 _PATIENCE_SECONDS = 120.0
+_SECONDS, _CONCURRENCY, _MAX_ROWS = 15.0, 200, 32
 
 
 class _Load:
@@ -35,8 +30,8 @@ class _Load:
   def __init__(self, model: pathlib.Path, seconds: float, concurrency: int, max_rows: int):
     self._model, self._seconds, self._concurrency = model, seconds, concurrency
     self._questions = clients.save_mlp(model, max_rows)
-    about = {"seconds": seconds, "concurrency": concurrency, "rows": [1, max_rows]}
-    self.report: dict[str, Any] = about | serving_report.machine()
+    self.report: dict[str, Any]
+    self.report = {"seconds": seconds, "concurrency": concurrency, "rows": [1, max_rows]}
     self.faults: list[str] = []
 
   def serving(
@@ -118,51 +113,18 @@ def _wait_until_whole(server: clients.Server, whole: dict[str, int]) -> float:
   return time.monotonic() - start
 
 
-@click.command
-@click.option(
-  "--seconds",
-  type=click.FloatRange(1.0),
-  default=15.0,
-  help="How long each run sends requests, in seconds.",
-)
-@click.option(
-  "--concurrency",
-  type=click.IntRange(1),
-  default=200,
-  help="The number of requests in progress at any time.",
-)
-@click.option(
-  "--max_rows", type=click.IntRange(1), default=32, help="The largest number of rows in a request."
-)
-@click.option(
-  "--kills/--no_kills", default=True, help="Whether to kill processes; without, nothing is written."
-)
-def main(seconds: float, concurrency: int, max_rows: int, kills: bool) -> None:
-  """Prints and writes the figures of each run. Raises SystemExit if an answer was lost or wrong, or
-  a start took too long."""
-  logging.set_verbosity(logging.WARNING)
-  with tempfile.TemporaryDirectory() as folder:
-    load = _Load(pathlib.Path(folder, "mlp"), seconds, concurrency, max_rows)
-    for count in (1, 3, 2):
-      with load.serving(count) as server:
-        load.measure(serving_report.RUNS[count], server)
-        if kills and count == 2:
-          load.kill_each(server)
-  report, one = load.report, load.report[serving_report.RUNS[1]]
-  for count, name in serving_report.RUNS.items():
-    expected = serving_report.predicted(one, count, report["cores"])
-    print(
-      f"{name}: {report[name]['requests per second']:.0f} requests per second, predicted "
-      f"{expected:.0f}; {report[name]}"
-    )
-  if kills:
-    serving_report.keep(serving_report.LOAD, report)
-  faults = load.faults + serving_report.late(
-    [report[name]["start s"] for name in serving_report.RUNS.values()]
-  )
-  if faults:
-    raise SystemExit(f"{len(faults)} faults, such as: {faults[0]}")
+def measure(folder: pathlib.Path, share: float) -> tuple[dict[str, Any], list[str]]:
+  """The figures of each run, and lost and wrong answers and starts that took too long.
 
-
-if __name__ == "__main__":
-  main()
+  Args:
+    folder: where the model is saved.
+    share: of the time of each run.
+  """
+  load = _Load(folder / "mlp", share * _SECONDS, _CONCURRENCY, _MAX_ROWS)
+  for count in (1, 3, 2):
+    with load.serving(count) as server:
+      load.measure(bounds.RUNS[count], server)
+      if count == 2:
+        load.kill_each(server)
+  starts = [load.report[name]["start s"] for name in bounds.RUNS.values()]
+  return load.report, load.faults + bounds.late(starts)

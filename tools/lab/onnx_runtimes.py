@@ -1,4 +1,4 @@
-"""Exported files in ONNX Runtime 1.13 to 1.32: docs/reports/onnx-runtimes.md; needs a checkout.
+"""Exported files in ONNX Runtime 1.13 to 1.32: docs/reports/targets.md; needs a checkout.
 
 Usage: python -m jax2tf.tools.lab.onnx_runtimes [--python=python3.10,python3.11] [--again]
 
@@ -30,9 +30,10 @@ from jax2tf.converters.export.source import ExportError, Source
 from jax2tf.converters.onnx import bfloat16
 from jax2tf.converters.saved_model.draws import HOSTILE, SUBNORMAL
 from jax2tf.converters.verify import answers, plan
-from jax2tf.tools.lab import onnx_report, onnx_tables, reports, target_sweep, workers
+from jax2tf.tools.lab import onnx_tables, pages, reports, target_sweep, workers
 from jax2tf.tools.lab.onnx_releases import Release
 from jax2tf.tools.lab.options import commas
+from jax2tf.tools.lab.pages import targets
 from tests.support import models, replacement_rows
 
 NUMBERS = tuple(range(13, 33))  # opset 18 opens from 1.14 on
@@ -192,10 +193,11 @@ def main(python: list[str], pattern: str, cases: int, again: bool, seconds: int)
       renewed_after=_SUBJECTS_PER_WORKER,
       processes=3,
     ):
-      reports.update("onnx-runtimes", {name: found}, every, onnx_report.markdown)
+      reports.update("onnx-runtimes", {name: found}, every)
       progress.update()
+  pages.write("targets")
   section = reports.read("onnx-runtimes").get(jax.__version__, {})
-  wrong = [*onnx_tables.differences(releases), *onnx_report.too_low(section)]
+  wrong = [*onnx_tables.differences(releases), *targets.too_low(section)]
   if wrong:
     raise click.ClickException("; ".join(wrong))
 

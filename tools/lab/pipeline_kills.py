@@ -10,16 +10,16 @@ import pathlib
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 
 from jax2tf.tools.lab import pipeline_data
+from jax2tf.tools.lab.bounds import MIDDLE, MOMENTS, NEVER
 
 _ROWS, _FILES = 1_600_000, 4
 _MODEL, _SOURCE = "small-model", "small-rows"
-NEVER, WRITE, MIDDLE = MOMENTS = ("never", "write", "middle")
 Run = Callable[[pathlib.Path], None]
 # (target, moment) -> the process to kill, as soon as there is one
 Victim = Callable[[pathlib.Path, str], int | None]
@@ -75,25 +75,6 @@ def kills(work: pathlib.Path, run: Run, victim: Victim) -> dict[str, Any]:
       "temporary": left,
     }
   return report | {"rows": _ROWS, "one_checksum": len(digests) == 1}
-
-
-def faults(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-  """What a run has to show, and does not. One that may fail has to leave no result."""
-  may_fail = name.startswith("Beam")
-  for moment in MOMENTS:
-    each = found[moment]
-    if each["killed"] != (moment != NEVER):
-      yield f"kills, {name}, {moment}: {each['killed']} processes were killed"
-    if each["failed"] != (may_fail and moment != NEVER):
-      yield f"kills, {name}, {moment}: the run {'failed' if each['failed'] else 'did not fail'}"
-    if each["failed"] and each["files"]:
-      yield f"kills, {name}, {moment}: it failed, and left {each['files']} result files"
-    if each["wrong"]:
-      yield f"kills, {name}, {moment}: {each['wrong']}"
-    if each["temporary"] and not each["failed"]:
-      yield f"kills, {name}, {moment}: it left {', '.join(each['temporary'])}"
-  if not found["one_checksum"]:
-    yield f"kills, {name}: the results of its runs differ"
 
 
 def process_of(called: str, busy: Callable[[psutil.Process], bool]) -> Victim:

@@ -1,5 +1,5 @@
-"""Runs files of rows through models with `jax2tf batch`, bare processes and engines: the report
-pipelines.
+"""Runs files of rows through models with `jax2tf batch`, bare processes and engines:
+docs/reports/serving.md.
 
 Usage: python -m jax2tf.tools.lab.pipelines [--parts=mlp,encoder,engines,kills,millions] --beam
 PYTHON --spark PYTHON. With --resume it skips parts that the report has. All ways run once in each
@@ -29,10 +29,11 @@ import psutil
 
 from jax2tf.tools.batch import THREADS
 from jax2tf.tools.lab import (
+  bounds,
   options,
+  pages,
   pipeline_data,
   pipeline_kills,
-  pipeline_report,
   pipeline_runs,
   reports,
 )
@@ -291,8 +292,9 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
       report[part] = measure[part](pathlib.Path(folder))
     report[part]["load_at_end"] = os.getloadavg()[0]
-    reports.update("pipelines", {part: report[part]}, _PARTS, pipeline_report.page)
-  if missed := [text for part in parts for text in pipeline_report.missed(part, report[part])]:
+    reports.update("pipelines", {part: report[part]}, _PARTS)
+    pages.write("serving")
+  if missed := [text for part in parts for text in bounds.missed(part, report[part])]:
     raise SystemExit("\n".join(["missed:", *missed]))
 
 

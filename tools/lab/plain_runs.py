@@ -24,9 +24,9 @@ from jax2tf.converters.saved_model.arguments import tensor_specs
 from jax2tf.converters.saved_model.draws import HOSTILE, SUBNORMAL
 from jax2tf.converters.tflite import runtime
 from jax2tf.converters.verify import answers, plan
+from jax2tf.tools.lab.pages.targets import REFUSED, RIGHT, WRONG
 from tests.support.runtimes import Case
 
-RIGHT, REFUSED, WRONG = "right", "refused", "wrong"
 Verdict = tuple[str, str]  # one of these, and why
 
 

@@ -6,8 +6,8 @@ Usage: python -m jax2tf.tools.lab.redraw
 
 from __future__ import annotations
 
-from jax2tf.tools.lab import coverage, minilm_table, model_table, pages, reports
-from jax2tf.tools.lab.pages import speed
+from jax2tf.tools.lab import minilm_table, model_table, pages, reports
+from jax2tf.tools.lab.pages import coverage, speed
 
 PICTURES = {
   "coverage": coverage.picture,
@@ -20,8 +20,8 @@ def main() -> None:
   for name, picture in PICTURES.items():
     picture(reports.read(name))
   speed.draw()
-  pages.write()
 
 
 if __name__ == "__main__":
   main()
+  pages.write()

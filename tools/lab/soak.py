@@ -1,11 +1,9 @@
 """A long test of the server: a constant rate of requests while models are added, replaced, removed
 and damaged and replicas killed.
 
-  python -m jax2tf.tools.lab.soak [--minutes=30] [--requests=20000] [--events=60]. A quarter of
-  the requests uses REST. It compares each
-answer with JAX's for the same version, expects NOT_FOUND (404) from a removed model, and measures
-the server's memory. It fails if a request has no answer within two minutes, or a wrong one, or if
-the memory grows: docs/reports/serving.md.
+A quarter of the requests uses REST. Each answer is compared with JAX's for the same version, a
+removed model has to answer NOT_FOUND (404), and the server's memory is measured. A request without
+an answer within two minutes is lost.
 """
 
 from __future__ import annotations
@@ -19,18 +17,15 @@ import os
 import pathlib
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import click
 import grpc
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
-from absl import logging
 from tensorflow_serving.apis import (
   get_model_status_pb2,
   model_service_pb2_grpc,
@@ -40,9 +35,10 @@ from tensorflow_serving.apis import (
 from tqdm import tqdm
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.lab import reports, serving_report
+from jax2tf.tools.lab import bounds
 from tests.support import clients
 
+_MINUTES, _REQUESTS, _EVENTS = 30.0, 20_000, 60
 _VARIANTS = 4
 _ROWS = 8
 _REST_SHARE = 0.25
@@ -369,46 +365,21 @@ async def _run(
   }
 
 
-@click.command
-@click.option(
-  "--minutes", type=click.FloatRange(0.1), default=30.0, help="The duration of the test."
-)
-@click.option(
-  "--requests",
-  type=click.IntRange(100),
-  default=20_000,
-  help="The number of requests, at a constant rate.",
-)
-@click.option(
-  "--events",
-  type=click.IntRange(0),
-  default=60,
-  help="The number of additions, replacements, corruptions, kills and removals.",
-)
-@click.option("--keep/--no_keep", default=True, help="Whether to write the report.")
-def main(minutes: float, requests: int, events: int, keep: bool) -> None:
-  """Prints and writes the figures. Raises SystemExit if an answer was lost or wrong, the memory
-  grew, or the start took too long."""
-  logging.set_verbosity(logging.WARNING)
-  about = {"minutes": minutes} | serving_report.machine()
-  with tempfile.TemporaryDirectory() as folder:
-    soak = _Soak(pathlib.Path(folder))
-    for name in ("steady", "replaced"):
-      soak.publish(name)
-    with clients.serving(soak.models_folder, "--replicas=2") as server:
-      memory = asyncio.run(_run(soak, server, 60 * minutes, requests, events))
-  about |= {"start s": round(server.start_seconds, 1)}
-  report = (
-    about | soak.tally.summary() | {"asked": dict(soak.asked), "events": dict(soak.events)} | memory
-  )
-  print(reports.lines(report))
-  if keep:
-    serving_report.keep(serving_report.SOAK, report)
+def measure(folder: pathlib.Path, share: float) -> tuple[dict[str, Any], list[str]]:
+  """The figures, and lost and wrong answers, memory that grew, and a start that took too long.
+
+  Args:
+    folder: where the models are saved.
+    share: of the time, of the requests and of the events.
+  """
+  minutes, requests, events = share * _MINUTES, int(share * _REQUESTS), int(share * _EVENTS)
+  soak = _Soak(folder)
+  for name in ("steady", "replaced"):
+    soak.publish(name)
+  with clients.serving(soak.models_folder, "--replicas=2") as server:
+    memory = asyncio.run(_run(soak, server, 60 * minutes, requests, events))
+  about = {"minutes": minutes, "start s": round(server.start_seconds, 1)}
+  counts = {"asked": dict(soak.asked), "events": dict(soak.events)}
+  report = about | soak.tally.summary() | counts | memory
   faults = soak.tally.errors + ["a wrong answer"] * soak.tally.wrong
-  faults += serving_report.grown(report) + serving_report.late([server.start_seconds])
-  if faults:
-    raise SystemExit(f"{len(faults)} faults, such as: {faults[0]}")
-
-
-if __name__ == "__main__":
-  main()
+  return report, faults + bounds.grown(report) + bounds.late([server.start_seconds])

@@ -1,5 +1,4 @@
-"""Runs primitives and random programs through every exporter and writes docs/reports/targets.md;
-needs a checkout.
+"""Primitives and random programs in every exporter: docs/reports/targets.md; needs a checkout.
 
 `make targets` takes JAX's own harnesses, a few dtypes of each primitive, and 300 seeded programs of
 the fuzzer. It exports each to each target. The exporter compares it with JAX in the target's
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
+import importlib
 import pathlib
 import random
 import re
@@ -19,21 +18,25 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+import hypothesis
 import jax
 import numpy as np
-import tqdm
 
+from jax2tf.converters import saved_model
 from jax2tf.converters.bundle import children
-from jax2tf.tools.lab import target_report, workers
+from jax2tf.converters.export.source import ExportError
+from jax2tf.converters.verify import answers as compare
+from jax2tf.converters.verify.precision import of_results
+from jax2tf.tools.lab import pages, reports, sweeps, workers
 from jax2tf.tools.lab.options import commas
+from tests.support.conformance import harnesses, program_rows_arrays, programs
 
 _ALL = ["onnx", "tflite", "tfjs"]
 
-_FOLDER = pathlib.Path("build/targets")
 # Workers are renewed, because TensorFlow and JAX never free compiled functions.
 _SUBJECTS_PER_WORKER = 100
 # An export that takes longer, in seconds, hangs.
@@ -76,8 +79,6 @@ class Outcome:
 
 def subjects(programs: int, most_cases: int) -> list[str]:
   """The names of all subjects, in a seeded order, so that any part of the sweep is a sample."""
-  from tests.support.conformance import harnesses  # noqa: PLC0415  (only a checkout has it)
-
   groups: dict[str, list[tuple[str, str]]] = collections.defaultdict(list)
   for name, harness in sorted(harnesses.load().items()):
     if not name.endswith(harnesses.X64):
@@ -102,10 +103,6 @@ def subjects(programs: int, most_cases: int) -> list[str]:
 
 def _program(number: int, steps: int) -> Any:
   """The fuzzer's program for a seed."""
-  import hypothesis  # noqa: PLC0415  (the test extra)
-
-  from tests.support.conformance import program_rows_arrays, programs  # noqa: PLC0415
-
   found: list[Any] = []
 
   @hypothesis.seed(number)
@@ -131,8 +128,6 @@ def function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.ndar
     program = _program(int(name), steps)
     arrays = program.arrays()
     return program, arrays, "program", "x64" if program.x64 else ""
-  from tests.support.conformance import harnesses  # noqa: PLC0415
-
   harness = harnesses.load()[name]
   args = list(harness.dyn_args_maker(np.random.RandomState(zlib.crc32(name.encode()))))
   leaves, tree = jax.tree.flatten(args)
@@ -184,13 +179,6 @@ def _exported(
 ) -> tuple[str, Sequence[str], str]:
   """(status, ops, detail). A program's own inputs are the ones that the exporter does not see; a
   primitive's are in its domain."""
-  import importlib  # noqa: PLC0415
-
-  from jax2tf.converters import saved_model  # noqa: PLC0415
-  from jax2tf.converters.export.source import ExportError  # noqa: PLC0415
-  from jax2tf.converters.verify import answers as compare  # noqa: PLC0415
-  from jax2tf.converters.verify.precision import of_results  # noqa: PLC0415
-
   names = [f"x{i}" for i in range(len(arrays))]
   inputs = {
     name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in zip(names, arrays, strict=True)
@@ -228,6 +216,27 @@ def _exported(
   return ("noted" if noted else "equal"), (), ""
 
 
+def _summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """The numbers of the report, of the outcomes of the installed JAX."""
+  primitives: dict[str, dict[str, dict[str, list[str]]]] = {}
+  programs: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+  ops: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+  for row in outcomes:
+    if row["status"] == "skip":
+      continue
+    ops[row["target"]].update(row["ops"])
+    if row["subject"].startswith("program:"):
+      programs[row["target"]][row["status"]] += 1
+    else:
+      of_target = primitives.setdefault(row["group"], {}).setdefault(row["target"], {})
+      of_target.setdefault(row["status"], []).append(row["dtype"])
+  return {
+    "primitives": primitives,
+    "programs": {target: dict(counts) for target, counts in programs.items()},
+    "ops": {target: dict(counts.most_common()) for target, counts in ops.items()},
+  }
+
+
 @click.command
 @click.option(
   "--targets",
@@ -235,57 +244,33 @@ def _exported(
   callback=commas,
   help="Some of onnx, tflite, tfjs; the report keeps the outcomes of the others.",
 )
-@click.option(
-  "--programs", type=click.IntRange(0), default=300, help="The number of random programs."
-)
-@click.option(
-  "--cases",
-  type=click.IntRange(0),
-  default=4,
-  help="The number of cases for each primitive, of different dtypes.",
-)
-@click.option(
-  "--steps", type=click.IntRange(1), default=4, help="The largest number of functions in a program."
-)
+@click.option("--programs", type=click.IntRange(0), default=300, help="The number of programs.")
+@click.option("--cases", type=click.IntRange(0), default=4, help="The cases for each primitive.")
+@click.option("--steps", type=click.IntRange(1), default=4, help="The most functions in a program.")
 @click.option("--fresh/--nofresh", default=False, help="Discard earlier outcomes.")
 def main(targets: list[str], programs: int, cases: int, steps: int, fresh: bool) -> None:
   """Runs the missing subjects and writes the report."""
-  _FOLDER.mkdir(parents=True, exist_ok=True)
-  file = _FOLDER / f"jax-{jax.__version__}.jsonl"
-  if fresh:
-    file.unlink(missing_ok=True)
-  done = (
-    {(row["subject"], row["target"]) for row in map(json.loads, file.read_text().splitlines())}
-    if file.exists()
-    else set()
-  )
   chosen = subjects(programs, cases)
-  missing = [(s, target, steps) for target in targets for s in chosen if (s, target) not in done]
-  with (
-    tqdm.tqdm(
-      total=len(missing), desc=f"JAX {jax.__version__} to other runtimes", unit="export"
-    ) as report,
-    file.open("a", encoding="utf-8", buffering=1) as appended,
-  ):
-    for found in workers.each(
-      outcome, missing, _lost, renewed_after=_SUBJECTS_PER_WORKER, seconds=_PATIENCE
-    ):
-      appended.write(json.dumps(dataclasses.asdict(found)) + "\n")
-      report.update()
-  rows = {
-    (row["subject"], row["target"]): row for row in map(json.loads, file.read_text().splitlines())
-  }
-  known = [
-    rows[subject, target] for target in _ALL for subject in chosen if (subject, target) in rows
-  ]
-  target_report.write(known)
-  for row in known:
-    if row["status"] in ("silent", "fails"):
-      print(f"{row['status'].upper()} {row['subject']} at {row['target']}: {row['detail'][:300]}")
+  rows = sweeps.run(
+    "targets",
+    outcome,
+    [(subject, target, steps) for target in targets for subject in chosen],
+    _lost,
+    key=("subject", "target"),
+    fresh=fresh,
+    renewed_after=_SUBJECTS_PER_WORKER,
+    seconds=_PATIENCE,
+  )
+  known = [rows[s, target] for target in _ALL for s in chosen if (s, target) in rows]
+  reports.keep("targets", reports.read("targets") | {jax.__version__: _summary(known)})
+  pages.write("targets")
+  faults = [row for row in known if row["status"] in ("silent", "fails")]
+  for row in faults:
+    print(f"{row['status'].upper()} {row['subject']} at {row['target']}: {row['detail'][:300]}")
   for target in targets:
     counts = collections.Counter(row["status"] for row in known if row["target"] == target)
     print(f"{target}: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items())))
-  sys.exit(any(row["status"] in ("silent", "fails") for row in known))
+  sys.exit(bool(faults))
 
 
 if __name__ == "__main__":

@@ -4,5 +4,5 @@
 functions that a test calls, and `missing` for names that this JAX lacks. A call becomes a
 `subjects.Subject`; `values` and `derivatives` compute it in several ways, and `comparing` compares.
 Where JAX leaves a result open, `determined` compares what is determined. `report` and `causes`
-write docs/reports/jax-tests.md.
+write docs/coverage.md.
 """

@@ -1,4 +1,4 @@
-"""Compares what JAX's own unit tests compute, and writes docs/reports/jax-tests.md.
+"""Compares what JAX's own unit tests compute, and writes docs/coverage.md.
 
 Usage: python -m jax2tf.tools.lab.jax_tests --tests JAX/tests [--x64] [--files=lax_test,nn_test]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jax2tf.tools.lab import reports
 
-NAMES = ("speed",)
+NAMES = ("coverage", "serving", "speed", "targets")
 
 
 def text(name: str) -> str:

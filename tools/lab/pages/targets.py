@@ -1,0 +1,282 @@
+"""docs/reports/targets.md: what runs in which runtime."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax2tf.converters import onnx, tfjs, tflite  # noqa: F401  (they register their replacements)
+from jax2tf.converters.export import registry
+from jax2tf.converters.onnx import releases
+from jax2tf.tools.lab import reports
+from jax2tf.tools.lab.pages import table
+
+TITLES = {"onnx": "ONNX Runtime", "tflite": "LiteRT", "tfjs": "TF.js"}
+STATUSES = {
+  "equal": "equals JAX",
+  "noted": "equals JAX except for NaN, infinities or extreme numbers, with a warning",
+  "lacks": "refused: the target has no such op or dtype",
+  "differs": "refused: the answer differs from JAX's",
+  "fails": "another error",
+  "silent": "a file with wrong answers",
+}
+_SHORT = STATUSES | {
+  "equal": "yes",
+  "noted": "yes, but for NaN and infinities",
+  "lacks": "no",
+  "differs": "refused, differs",
+}
+_RELEASE_KINDS = ("ordinary inputs", "NaN and infinities too")
+RIGHT, REFUSED, WRONG = VERDICTS = ("right", "refused", "wrong")
+_MODELS = {
+  "vision": "a Flax nnx module with convolution, BatchNorm and Dropout, by "
+  "`saved_model.from_flax_nnx`",
+  "gpt": "a Flax nnx decoder of 4 layers with `nnx.MultiHeadAttention(decode=True)`; a scan over "
+  "its cache samples 12 tokens for 2 texts",
+  "ode": "ten midpoint steps whose slope has a `custom_vjp`, trained in Keras by "
+  "`jax2tf.keras.Layer`",
+}
+
+_ABOUT = """# What runs where
+
+Generated from the numbers in `docs/reports/data`; do not edit. `make targets` measures
+all of it again.
+
+## Primitives and random programs
+
+Each primitive is exported to each target in a few dtypes, with the arguments of JAX's test
+harnesses, runs there and is compared with `jax.jit`. The same is done with random programs, which
+then also run on difficult inputs that the exporter has not seen. An exporter writes a file only if
+the file agrees with JAX in the target's runtime. Otherwise the export fails and names the user's
+line.
+"""
+
+_REPLACED = """### Replacements
+
+Of ops that a target lacks or computes otherwise. The reasons are the `because` texts of the
+replacements; [CONTRIBUTING](../../CONTRIBUTING.md) says how to add one.
+"""
+
+_RELEASES = """## ONNX Runtime, older releases
+
+`onnx.save` states the oldest release of ONNX Runtime for each file
+([exporters](../guide/exporters.md#older-onnx-runtimes)). Here files of the zoo,
+of the exporter's replacements and of JAX's test harnesses run in every release, its newest patch,
+on a CPU. Their outputs are compared with JAX as the export does. A release agrees if it has no
+difference that the newest release does not have.
+"""
+
+_KERNELS = """
+These kernels came later than opset 18. ONNX Runtime lists its kernels from 1.16 on; for 1.14 and
+1.15 the files below speak.
+"""
+_NAN = """
+These kernels of older releases do not have the newest one's answers for NaN or infinities:
+"""
+
+_READERS = """## TensorFlow, older releases
+
+Native modules, written for each release with JAX {jax} and TensorFlow {tensorflow}. A cell is the
+largest difference of values and gradients from `jax.jit`, in a process with that TensorFlow and
+without JAX.
+"""
+
+_PLAIN = """## Plain tf2onnx and TFLiteConverter
+
+Each model has random weights and is converted by `jax2tf.convert`. The tool translates it as a
+script would: plain, and with our call, which is `onnx.prepared` with `onnx.custom_op_handlers`, or
+`tflite.converter` ([migration](../guide/migration.md#from-scripts-of-tf2onnx-and-tfliteconverter)).
+The file runs in ONNX Runtime or LiteRT, at two sizes of each dimension. **right**: each output is
+that of `jax.jit`. refused: the tool or the runtime raises an error. **wrong**: an output differs,
+without an error.
+"""
+
+_THREE = """## Three models in a wheel's environment
+
+The wheel is installed outside the checkout, with the requirements of
+`jax2tf[keras,onnx,openvino,tflite,tfjs]` and `flax` alone.
+[three_models_user.py](../../tools/lab/three_models_user.py) is the complete program of the user.
+Seconds: to convert, save, load and compare with JAX. Milliseconds: a call of the target, and of
+`jax.jit` in the same process.
+"""
+
+
+def text() -> str:
+  """The page."""
+  parts = (_sweep, _replacements, _releases, _readers, _plain_tools, _three_models)
+  return "\n".join([_ABOUT, *(line for part in parts for line in part())])
+
+
+def _sweep() -> Iterator[str]:
+  report = reports.read("targets")
+  titles = list(TITLES.values())
+  counts = {
+    (version, status): [section["programs"].get(target, {}).get(status, 0) for target in TITLES]
+    for version, section in sorted(report.items())
+    for status in STATUSES
+  }
+  rows = [[STATUSES[status], version, *each] for (version, status), each in counts.items()]
+  yield from table(["random programs", "JAX", *titles], rows, words=2)
+  for version, section in sorted(report.items()):
+    yield from ("", f"Ops that an export lacked, with the number of exports, JAX {version}:", "")
+    for target, title in TITLES.items():
+      ops = sorted(section["ops"].get(target, {}).items(), key=lambda item: (-item[1], item[0]))
+      yield f"- {title}: {', '.join(f'{op} {n}' for op, n in ops) or 'none'}"
+  cells = {
+    version: {
+      primitive: [_support(of_target.get(target, {})) for target in TITLES]
+      for primitive, of_target in sorted(section["primitives"].items())
+    }
+    for version, section in report.items()
+  }
+  *older, newest = sorted(cells)
+  yield from ("", f"### Primitives, JAX {newest}", "")
+  rows = [[f"`{primitive}`", *row] for primitive, row in cells[newest].items()]
+  yield from table(["primitive", *titles], rows, words=4)
+  for version in older:
+    others = {name: row for name, row in cells[version].items() if cells[newest].get(name) != row}
+    yield from ("", f"### Primitives that differ with JAX {version}", "")
+    yield from table(
+      ["primitive", *titles], [[f"`{name}`", *row] for name, row in others.items()], words=4
+    )
+  yield ""
+
+
+def _support(found: Mapping[str, Sequence[str]]) -> str:
+  """Whether a target supports a primitive, or for which dtypes."""
+  if len(found) < 2:
+    return "".join(_SHORT[status] for status in found)
+  return "; ".join(
+    f"{_SHORT[status]}: {', '.join(sorted(set(dtypes) - {''}))}"
+    for status, dtypes in sorted(found.items())
+  )
+
+
+def _replacements() -> Iterator[str]:
+  yield _REPLACED
+  rows = []
+  for target, title in TITLES.items():
+    by_reason = collections.defaultdict[str, list[str]](list)
+    for op, because in registry.REASONS[target].items():
+      by_reason[because].append(f"`{op}`")
+    rows += [[title, reason, ", ".join(sorted(ops))] for reason, ops in sorted(by_reason.items())]
+  yield from table(["target", "why", "ops"], rows, words=3)
+  yield ""
+
+
+def too_low(section: Mapping[str, Mapping[str, Any]]) -> list[str]:
+  """The files for which a release of ONNX Runtime does not agree though the exporter states so."""
+  return [
+    f"{name} agrees for {kind} from 1.{real} on, and states 1.{stated}"
+    for name, row in section.items()
+    if "stated" in row
+    for kind, stated, real in zip(_RELEASE_KINDS, row["stated"], row["real"], strict=True)
+    if stated < real
+  ]
+
+
+def _releases() -> Iterator[str]:
+  yield _RELEASES
+  opsets = [[opset, f"1.{number}"] for opset, number in releases.OPSETS.items()]
+  yield from table(["opset", "first release"], opsets, words=2)
+  yield _KERNELS
+  yield from _kernels(releases.KERNELS)
+  yield _NAN
+  yield from _kernels(releases.NAN)
+  for version, section in sorted(reports.read("onnx-runtimes").items()):
+    yield from ("", f"### Files in each release, JAX {version}", "", *_files(section))
+
+
+def _kernels(kernels: Mapping[tuple[str, str], int]) -> list[str]:
+  dtypes = collections.defaultdict[tuple[int, str], list[str]](list)
+  for (op, dtype), number in kernels.items():
+    dtypes[number, op].append(dtype)
+  ops = collections.defaultdict[tuple[int, str], list[str]](list)
+  for (number, op), of_op in sorted(dtypes.items()):
+    ops[number, ", ".join(sorted(of_op))].append(op)
+  rows = [[f"1.{number}", ", ".join(names), of_ops] for (number, of_ops), names in ops.items()]
+  return table(["first release", "ops", "dtypes"], rows, words=3)
+
+
+def _files(section: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+  rows = {name: row for name, row in section.items() if "stated" in row}
+  yield f"{len(rows)} files. The first release for"
+  yield ""
+  counted = [
+    collections.Counter(row[which][i] for row in rows.values())
+    for i in range(len(_RELEASE_KINDS))
+    for which in ("stated", "real")
+  ]
+  head = [f"{kind}: {which}" for kind in _RELEASE_KINDS for which in ("stated", "found")]
+  numbers = sorted(set().union(*counted))
+  yield from table(["", *head], [[f"1.{n}", *(counts[n] for counts in counted)] for n in numbers])
+  yield f"\nStates an older release than agrees: {len(too_low(section))}."
+  newer = [
+    f"{name} (states 1.{stated}, agrees from 1.{real})"
+    for name, row in rows.items()
+    for stated, real in zip(row["stated"], row["real"], strict=True)
+    if stated > real
+  ]
+  yield f"States a newer release than the first that agrees: {len(newer)}. {'; '.join(newer)}."
+  if lost := [name for name, row in section.items() if "lost" in row]:
+    yield f"Not measured: {', '.join(lost)}."
+  yield ""
+
+
+def _readers() -> Iterator[str]:
+  report = reports.read("readers")
+  yield _READERS.format(**report["written by"])
+  functions = list(next(iter(report["releases"].values()))["functions"])
+  rows = [
+    [release, row["StableHLO"], *(row["functions"][name] for name in functions)]
+    for release, row in report["releases"].items()
+  ]
+  yield from table(["TensorFlow", "written as StableHLO", *functions], rows, words=2)
+  yield ""
+
+
+def _plain_tools() -> Iterator[str]:
+  yield _PLAIN
+  for version, section in sorted(reports.read("plain-tools").items()):
+    columns = [name for name in next(iter(section.values())) if name != "library"]
+    rows = [
+      [model, row["library"], *(_verdict(row[column][0]) for column in columns)]
+      for model, row in section.items()
+    ]
+    for verdict in VERDICTS:
+      counts = [sum(row[column][0] == verdict for row in section.values()) for column in columns]
+      rows.append([f"**{verdict}**", "", *map(str, counts)])
+    yield from (f"### Models, JAX {version}", "")
+    yield from table(["model", "library", *columns], rows, words=2 + len(columns))
+    yield ""
+    for model, row in section.items():
+      for column in columns:
+        verdict, why = row[column]
+        if verdict != RIGHT:
+          yield f"- {model}, {column}: {verdict}. `{why[:200].replace('`', ' ')}`"
+    yield ""
+
+
+def _verdict(verdict: str) -> str:
+  return verdict if verdict == REFUSED else f"**{verdict}**"
+
+
+def _three_models() -> Iterator[str]:
+  yield _THREE
+  yield from (f"- **{name}**: {words}" for name, words in _MODELS.items())
+  head = ["model", "target", "seconds", "ms a call", "jax.jit's ms", "largest difference"]
+  for version, section in sorted(reports.read("three-models").items()):
+    yield from ("", f"### JAX {version}", "", section["machine"], "")
+    yield from table(head, map(_figures, section["rows"]), words=2)
+    for row in section["rows"]:
+      if "refused" in row:
+        yield from ("", f"{row['model']}, {row['target']}:", "", "```", row["refused"], "```")
+  yield ""
+
+
+def _figures(row: Mapping[str, Any]) -> list[str]:
+  figures = ["no", "", ""]
+  if "refused" not in row:
+    figures = [f"{row['ms']:.2f}", f"{row['jax ms']:.2f}", f"{row['difference']:.1e}"]
+  return [row["model"], row["target"], f"{row['seconds']:.1f}", *figures]
