@@ -3,18 +3,7 @@
 from ..export.pipeline import Exported
 from ..export.source import ExportError
 from .exporter import IDIOMS, run, save, save_model
-from .page import Page
 from .runtime import packages
 from .target import BACKENDS
 
-__all__ = [
-  "BACKENDS",
-  "IDIOMS",
-  "ExportError",
-  "Exported",
-  "Page",
-  "packages",
-  "run",
-  "save",
-  "save_model",
-]
+__all__ = ["BACKENDS", "IDIOMS", "ExportError", "Exported", "packages", "run", "save", "save_model"]

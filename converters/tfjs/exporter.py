@@ -5,7 +5,8 @@ The model is a folder for `tf.loadGraphModel("model.json")`: model.json, and the
 group1-shard1of3.bin ... TF.js has only float32, int32 and bool. Inputs and outputs of other dtypes
 are float32 for floats, int32 of the same value for narrow integers, and int32 of the same bits for
 uint32. Loops and branches need `model.executeAsync`: `model.metadata.asynchronous` says whether
-there are any. `model.metadata.backends` lists the backends that can run the model.
+there are any. `model.metadata.backends` lists the backends that can run the model, `compared` those
+in which it was compared, and `constraints` the conditions on its sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from ..export.pipeline import Exported
 from ..saved_model.builder import Model
 from ..verify.plan import Comparison
 from . import runtime
-from .page import Page
 from .target import BACKENDS, MODEL, TFJS
 
 # TF.js 4.22: its MaxPool ignores NaN, and so does Relu fused with the product before it. With the
@@ -45,7 +45,6 @@ def save(
   idioms: str = IDIOMS,
   overwrite: bool = False,
   quantization: str | None = None,
-  page: bool | Page = False,
   backends: Sequence[str] = BACKENDS,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
@@ -59,7 +58,7 @@ def save(
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
     idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
       values (docs/guide/fused.md).
-    path, overwrite, quantization, page, backends: as for `save_model`.
+    path, overwrite, quantization, backends: as for `save_model`.
     sizes, samples, examples, rtol, atol: as for `save_model`.
 
   Returns:
@@ -87,7 +86,7 @@ def save(
   """
   comparison = Comparison(sizes, samples, examples, rtol, atol)
   return pipeline.exported_function(
-    TFJS(overwrite, comparison, quantization, page, backends),
+    TFJS(overwrite, comparison, quantization, backends),
     fun,
     params,
     path,
@@ -108,7 +107,6 @@ def save_model(
   idioms: str | None = None,
   overwrite: bool = False,
   quantization: str | None = None,
-  page: bool | Page = False,
   backends: Sequence[str] = BACKENDS,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
@@ -130,8 +128,6 @@ def save_model(
     quantization: the dtype that stores large weights: "uint8", "uint16" or "float16". TF.js
       computes in float32. The model is compared twice: without quantisation within the usual
       tolerances, and with it.
-    page: whether to write page.html too, a single file that runs the model in a browser. A `Page`
-      sets what it shows.
     backends: the backends of the comparison, of "wasm" and "cpu". "cpu" is plain JavaScript, and
       slow.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
@@ -151,10 +147,9 @@ def save_model(
     OSError: the folder cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     RuntimeError: TF.js does not load the model, or does not answer in time.
-    ImportError: Node.js, npm, or jinja2 for `page` is missing; or npm cannot install TF.js.
+    ImportError: Node.js or npm is missing, or npm cannot install TF.js.
     ValueError: there are several signatures; `signatures`, `quantization` or `backends` is invalid;
-      `Page.tokenizer` is not a tokenizer file, or no input takes its tokens; `Page.labels` fit no
-      output; the function calls back into Python.
+      the function calls back into Python.
 
   Examples:
     >>> from jax2tf.converters import saved_model, tfjs
@@ -167,7 +162,7 @@ def save_model(
   """
   comparison = Comparison(sizes, samples, examples, rtol, atol)
   return pipeline.exported(
-    TFJS(overwrite, comparison, quantization, page, backends),
+    TFJS(overwrite, comparison, quantization, backends),
     model,
     path,
     signatures=signatures,

@@ -216,12 +216,6 @@ def _weight(name: str, value: np.ndarray, quantization: str | None) -> tuple[dic
   }, levels.tobytes()
 
 
-def weights(folder: Path) -> bytes:
-  """All weights of a model on disk, joined as in TF.js."""
-  manifest = json.loads((folder / "model.json").read_text(encoding="utf-8"))["weightsManifest"]
-  return b"".join((folder / path).read_bytes() for group in manifest for path in group["paths"])
-
-
 def is_held(dtype: tf.DType) -> bool:
   """Whether TF.js can hold all values of a dtype."""
   return dtype.size <= 4 and rule.held(dtype) in _NAMES

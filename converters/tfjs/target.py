@@ -18,8 +18,6 @@ from ..verify.plan import Comparison
 from ..verify.report import Report
 from . import files, runtime
 from .dtypes import HELD
-from .page import Page, template
-from .page import write as write_page
 from .replacements import FUSED_TABLE, TABLE
 
 BACKENDS = ("wasm", "cpu")  # the backends of Node.js, the fastest first
@@ -47,7 +45,6 @@ class TFJS(Target[Folder]):
 
   Attributes:
     quantization: the dtype that stores large weights, or None.
-    page: whether to write page.html too, or what it shows.
     backends: the backends of the comparison.
   """
 
@@ -56,7 +53,6 @@ class TFJS(Target[Folder]):
   of_one = "a model of TF.js"
 
   quantization: str | None
-  page: bool | Page
   backends: Sequence[str]
 
   def check_path(self, path: Path) -> None:
@@ -84,10 +80,6 @@ class TFJS(Target[Folder]):
         f"backends = {self.backends!r}; node has {' and '.join(BACKENDS)}, at least one is needed "
         "for the comparison"
       )
-    if self.page:
-      template()
-    if isinstance(self.page, Page):
-      self.page.read_tokenizer()
     runtime.packages()
 
   def accept(self, source: Source) -> None:
@@ -99,14 +91,13 @@ class TFJS(Target[Folder]):
     (signature,) = source.signatures.values()
     concrete = signature.frozen(TABLE if source.idioms == "exact" else FUSED_TABLE, HELD)
     graph, described = files.definition(concrete)
-    page = self._page(name)
-    if page:
-      page.check(described)
     if files.missing(graph):  # ops that only a refused op used are no longer in `graph`
       raise signature.refuse(TARGET, RUNTIME, files.missing(concrete.graph.as_graph_def()))
     metadata = {
       "asynchronous": files.is_asynchronous(graph),
       "backends": [*BACKENDS] if files.needs_whole_int32(graph) else ["webgl", *BACKENDS],
+      "compared": [*self.backends],
+      "constraints": [*source.constraints],
       "inputs": signature.record.inputs,
       "outputs": signature.record.outputs,
     }
@@ -115,23 +106,7 @@ class TFJS(Target[Folder]):
     if self.quantization:
       written = Folder(place.with_name("quantized"), unquantized=place)
       files.write(graph, described, written.path, quantization=self.quantization, metadata=metadata)
-    if page:
-      write_page(
-        written.path,
-        runtime.packages(),
-        page,
-        verified=self.backends,
-        constraints=source.constraints,
-        runs=source.runs(self.comparison),
-      )
     return written
-
-  def _page(self, name: str) -> Page | None:
-    """The page, with a title."""
-    if not self.page:
-      return None
-    page = self.page if isinstance(self.page, Page) else Page()
-    return dataclasses.replace(page, title=page.title or name)
 
   def compare(self, source: Source, written: Folder) -> Report:
     if written.unquantized is None:

@@ -182,7 +182,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
   "tflite.quantization_report": lambda path: tflite.quantization_report("missing", path),
   "tfjs.save": lambda path: tfjs.save(f, W, path, **GIVEN),
   "tfjs.run": lambda path: tfjs.run(path, {}),
-  "tfjs.Page": lambda path: tfjs.Page(tokenizer=path).read_tokenizer(),
   "verify": lambda path: verify(path, f),
   "verify, report": lambda path: verify("missing", f, report=path),
   "batch": lambda path: contract.read(path),
@@ -280,7 +279,7 @@ def test_a_folder_is_no_file(save: Callable[[Any], Any], tmp_path: Path) -> None
     save(tmp_path)
 
 
-@pytest.mark.parametrize("run", [CALLS["onnx.run"], CALLS["tflite.run"], CALLS["tfjs.Page"]])
+@pytest.mark.parametrize("run", [CALLS["onnx.run"], CALLS["tflite.run"]])
 def test_what_is_read_is_a_file(run: Callable[[Any], Any], tmp_path: Path) -> None:
   with pytest.raises(IsADirectoryError, match="is a folder; name a file"):
     run(tmp_path)

@@ -1,10 +1,9 @@
-"""The web page of `tfjs.save`, as text; tests/documents/test_browser.py runs it."""
+"""The web page of a TF.js model, as text; tests/documents/test_browser.py runs it."""
 
 from __future__ import annotations
 
 import html.parser
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from jax2tf.converters import tfjs
-from jax2tf.converters.tfjs import page
+from jax2tf.examples.browser import page
 
 HOSTILE = "<!--<script>"  # HTML reads on to a second </script> after it, and the page is gone
 
@@ -36,7 +35,9 @@ class Scripts(html.parser.HTMLParser):
       self.texts[self._id] = data
 
 
-def test_names_of_the_user_stay_inside_of_their_element(tmp_path: Path) -> None:
+def test_names_of_the_user_stay_inside_of_their_element(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   scope = tmp_path / "node_modules" / "@tensorflow"
   for file in (
     "tfjs/dist/tf.min.js",
@@ -45,20 +46,18 @@ def test_names_of_the_user_stay_inside_of_their_element(tmp_path: Path) -> None:
   ):
     (scope / file).parent.mkdir(parents=True, exist_ok=True)
     (scope / file).write_text("")
-  spec = {"dtype": "DT_FLOAT", "tensorShape": {}}
+  monkeypatch.setattr(tfjs, "packages", lambda: tmp_path)
+  spec = {"dtype": "DT_FLOAT", "tensorShape": {"dim": [{"size": "1"}]}}
   names = {"inputs": {"x": spec}, "outputs": {HOSTILE: spec, "</script>": spec}}
-  model = {
-    "signature": names,
-    "userDefinedMetadata": {"inputs": {HOSTILE: "f32[]"}, "backends": ["cpu"]},
-  }
+  metadata = {"inputs": {HOSTILE: "f32[1]"}, "backends": ["cpu"], "compared": ["cpu"]}
+  model = {"signature": names, "userDefinedMetadata": metadata | {"constraints": ["b <= 8"]}}
   (tmp_path / "model.json").write_text(json.dumps(model | {"weightsManifest": []}))
-  html = page.write(
-    tmp_path, tmp_path, page.Page(HOSTILE, labels=["</script>"]), verified=["cpu"]
-  ).read_text()
+  html = page.write(tmp_path, title=HOSTILE, labels=["</script>"]).read_text()
   scripts = Scripts()
   scripts.feed(html)
   assert "<" not in scripts.texts["model"] + scripts.texts["page"]
   assert json.loads(scripts.texts["model"]) == model | {"weightSpecs": []}
+  assert json.loads(scripts.texts["page"])["limits"] == {"b": 8}
   assert html.count("<!--") == 0 and html.count("<script") == html.count("</script>") == 7
 
 
@@ -67,56 +66,60 @@ def spec(dtype: str, *sizes: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-  ("given", "words"),
+  ("labels", "with_tokenizer", "words"),
   [
     (
-      page.Page(labels=["a", "b"]),
+      ["a", "b"],
+      False,
       r"labels: there are 2 names of classes, and of the outputs 'scores' has 3, 'rows' has a "
       r"varying number",
     ),
-    (
-      page.Page(tokenizer="tokenizer.json"),
-      "tokenizer: none of the inputs image, n is int32 of rank 1 or 2, for tokens",
-    ),
+    ([], True, "tokenizer: none of the inputs image, n is int32 of rank 1 or 2, for tokens"),
   ],
   ids=["labels", "tokenizer"],
 )
-def test_what_the_page_could_not_show_is_an_error(given: page.Page, words: str) -> None:
+def test_what_the_page_could_not_show_is_an_error(
+  labels: list[str], with_tokenizer: bool, words: str
+) -> None:
   inputs = {"image": spec("FLOAT", 1, 8, 8, 3), "n": spec("INT32")}
   outputs = {"scores": spec("FLOAT", -1, 3), "best": spec("INT32", 2), "rows": spec("FLOAT", -1)}
   with pytest.raises(ValueError, match=words):
-    given.check({"inputs": inputs, "outputs": outputs})
-  page.Page(labels=["a", "b", "c"]).check({"inputs": inputs, "outputs": outputs})
-  page.Page(tokenizer="tokenizer.json").check(
-    {"inputs": {"ids": spec("INT32", -1, 8)}, "outputs": outputs}
-  )
+    page.check({"inputs": inputs, "outputs": outputs}, labels, with_tokenizer)
+  tokens = {"ids": spec("INT32", -1, 8)}
+  page.check({"inputs": tokens, "outputs": outputs}, ["a", "b", "c"], with_tokenizer=True)
 
 
 def test_an_example_has_names_for_the_numbers_that_json_lacks() -> None:
-  assert page._listed(np.float32([[np.nan, 1 / 3], [-np.inf, np.inf]])) == [
+  assert page.nested(np.float32([[np.nan, 1 / 3], [-np.inf, np.inf]])) == [
     ["NaN", 0.3333],
     ["-Infinity", "Infinity"],
   ]
 
 
-def test_a_missing_package_is_that_of_the_tfjs_extra(
-  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+  ("text", "words"), [("[]", "is not a tokenizer.json; save it by"), ("{", "is not JSON")]
+)
+def test_a_file_that_is_no_tokenizer_is_an_error(text: str, words: str, tmp_path: Path) -> None:
+  (tmp_path / "tokenizer.json").write_text(text)
+  with pytest.raises(ValueError, match=rf"tokenizer.json' {words}"):
+    page.read_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_folder_without_a_model_is_one_line(
+  tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-  monkeypatch.setitem(sys.modules, "jinja2", None)
-  with pytest.raises(
-    ImportError, match=r"a page for TF.js needs jinja2: pip install 'jax2tf\[tfjs\]'"
-  ):
-    tfjs.save(lambda _, x: x, {}, tmp_path / "m", inputs={"x": "f32[2]"}, page=True)
-  assert not [*tmp_path.iterdir()]
+  with pytest.raises(SystemExit, match=r"No such file or directory: .*model\.json"):
+    page.main([str(tmp_path)])
+  assert not capsys.readouterr().out
 
 
-def test_a_file_that_is_no_tokenizer_is_said_before_the_work(tmp_path: Path) -> None:
-  (tmp_path / "tokenizer.json").write_text("[]")
-  with pytest.raises(ValueError, match=r"tokenizer.json' is not a tokenizer.json; save it by"):
-    tfjs.save(
-      lambda _, x: x,
-      {},
-      tmp_path / "m",
-      inputs={"x": "f32[2]"},
-      page=tfjs.Page(tokenizer=tmp_path / "tokenizer.json"),
-    )
+@pytest.mark.usefixtures("tfjs_packages")
+def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / "two.txt").write_text("a first class\na second class\n")
+  folder = tmp_path / "m"
+  options = {"inputs": {"x": "f32[b,2]"}, "backends": ["wasm"], "samples": 1}
+  tfjs.save(lambda _, x: x, {}, folder, **options)
+  page.main([str(folder), "--title", "Two", "--labels", str(tmp_path / "two.txt")])
+  text = (folder / "page.html").read_text()
+  assert "<title>Two" in text and '["a first class", "a second class"]' in text
+  assert capsys.readouterr().out == f"{folder / 'page.html'}\n"

@@ -1,4 +1,4 @@
-"""examples/browser and the page of `tfjs.save`, in headless Chromium."""
+"""examples/browser and the page of a TF.js model, in headless Chromium."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import tensorflow as tf
 from jax2tf.converters import tfjs
 from jax2tf.converters.verify.report import Latency, Report, Row
 from jax2tf.examples import minilm, minilm_text
+from jax2tf.examples.browser import page as model_page
 from jax2tf.examples.gallery import sentence_search
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -122,17 +123,12 @@ def test_one_file_holds_the_model_and_runs_it(page: Any, tmp_path: Path, backend
     y = jax.lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c + n), x)
     return jax.nn.softmax(y @ w), jnp.argmax(y @ w, -1)
 
-  shown = tfjs.Page(labels=["cat", "dog", "owl"])
+  labels = ["cat", "dog", "owl"]
   specs, names = {"x": "f32[b,4]", "n": "i32[]"}, ["probabilities", HOSTILE]
-  tfjs.save(
-    fun,
-    weights,
-    tmp_path / "three birds",
-    inputs=specs,
-    outputs=names,
-    page=shown,
-    examples={"n": np.int32(2)},
-  )
+  n = np.int32(2)
+  folder = tmp_path / "three birds"
+  tfjs.save(fun, weights, folder, inputs=specs, outputs=names, examples={"n": n})
+  model_page.write(folder, labels=labels, examples={"n": n})
   page.context.set_offline(True)
   page.goto((tmp_path / "three birds" / "page.html").as_uri())
   assert page.title() == page.text_content("h1") == "three birds"
@@ -168,7 +164,7 @@ def test_one_file_holds_the_model_and_runs_it(page: Any, tmp_path: Path, backend
       np.array(numbers.split(), np.float32).reshape(expected[name].shape), expected[name], atol=1e-5
     )
   best = page.evaluate("document.querySelector('.bars').innerText.split('\\n').filter(Boolean)")
-  assert best[0] == shown.labels[int(expected[HOSTILE][0])]
+  assert best[0] == labels[int(expected[HOSTILE][0])]
   assert best[1] == f"{100 * float(expected['probabilities'][0].max()):.1f} %"
 
 
@@ -183,10 +179,11 @@ def test_the_page_takes_images_and_text(page: Any, tmp_path: Path) -> None:
     tmp_path / "m",
     inputs=specs,
     polymorphic_constraints=["s <= 8"],
-    page=tfjs.Page("Pictures and words", tokenizer=minilm_text.directory() / "tokenizer.json"),
     backends=["wasm"],
     samples=1,
   )
+  tokenizer = minilm_text.directory() / "tokenizer.json"
+  model_page.write(tmp_path / "m", title="Pictures and words", tokenizer=tokenizer)
   page.set_viewport_size({"width": 360, "height": 700})  # a phone
   page.goto((tmp_path / "m" / "page.html").as_uri())
   assert page.text_content("h1") == "Pictures and words"
@@ -223,9 +220,9 @@ def test_images_may_be_typed_as_numbers_and_every_row_is_shown(page: Any, tmp_pa
     "inputs": {"image": "f32[b,8,8,1]"},
     "examples": {"image": images},
     "backends": ["wasm"],
-    "page": True,
   }
   tfjs.save(fun, {}, tmp_path / "m", **options)
+  model_page.write(tmp_path / "m", examples={"image": images})
   page.goto((tmp_path / "m" / "page.html").as_uri())
   page.check("#typed-image")
   assert page.is_hidden(".drop") and '[[["NaN"],[1]' in page.input_value("#numbers-image")

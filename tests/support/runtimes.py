@@ -23,8 +23,9 @@ from jax2tf.converters.bundle import calls
 from jax2tf.converters.bundle.notation import Spec
 from jax2tf.converters.export.pipeline import Exported
 from jax2tf.converters.export.source import Runner, Signature, Source
-from jax2tf.converters.tfjs import page, runtime
+from jax2tf.converters.tfjs import runtime
 from jax2tf.converters.verify import plan
+from jax2tf.examples.browser import page as model_page
 from tests.support import models
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -214,14 +215,12 @@ def _openvino(case: Case) -> Exported:
 
 
 def _chromium(case: Case) -> Exported:
-  """Runs the page of the TF.js exporter in headless Chromium."""
+  """Runs the model in a page in headless Chromium."""
   from playwright import sync_api  # noqa: PLC0415  (an extra)
 
   exported, outputs = case.tfjs, case.signature.record.outputs
   dtypes = {name: Spec.parse(text).dtype for name, text in outputs.items()}
-  html = page.write(
-    exported.path, runtime.packages(), page.Page(case.entry.name), verified=["wasm"]
-  )
+  html = model_page.write(exported.path, title=case.entry.name)
 
   def answer(runs: Sequence[plan.Run]) -> Sequence[calls.Answer]:
     with sync_api.sync_playwright() as playwright:

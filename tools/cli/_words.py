@@ -28,8 +28,6 @@ _OF_THAT_NAME = (
     "state",
     "report",
     "with_gradient",
-    "tokenizer",
-    "labels",
   ),
   *("idioms", "hostile"),
 )
@@ -60,7 +58,7 @@ _NAMES = "|".join(_FLAGS)
 _ARGUMENT = re.compile(
   rf"(?<![-\w.])(?:`(?P<quoted>{_NAMES})`|(?P<given>{_NAMES}) ?= "
   rf"?(?!True\b|[,;]|$)|(?P<bare>{_NAMES}) ?= ?(?:True\b)?"
-  r"|(?P<subject>sizes|params|labels|signatures|tokenizer)(?=: | names )|polymorphic_constraints)"
+  r"|(?P<subject>sizes|params|signatures)(?=: | names )|polymorphic_constraints)"
 )
 
 

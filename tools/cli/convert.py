@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +11,6 @@ import click
 from jax2tf.converters.bundle import paths
 from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, takes_sizes, verb
 
-_OF_PAGE = ("title", "labels", "tokenizer")
 _FILE = click.Path(exists=True, dir_okay=False)
 _INTEGERS = click.Choice(["int8", "uint8"])
 _SCHEMES = {
@@ -28,7 +26,7 @@ _OPTIONS_OF = {
     "inference_input_type",
     "inference_output_type",
   ),
-  "tfjs": ("size", "quantization", "page", *_OF_PAGE),
+  "tfjs": ("size", "quantization"),
   "onnx": ("size", "opset"),
 }
 
@@ -87,18 +85,6 @@ _OPTIONS_OF = {
   "for the others the fused idioms for which their runtime has JAX's values.",
 )
 @click.option("--opset", type=click.IntRange(1), help="For onnx: the opset version, 18 by default.")
-@click.option("--page", is_flag=True, help="For tfjs: also write a web page that runs the model.")
-@click.option(
-  "--title", help="The name of the model on the page. This option and the next two imply --page."
-)
-@click.option(
-  "--labels", type=_FILE, help="For the page: a file with the names of the classes, one per line."
-)
-@click.option(
-  "--tokenizer",
-  type=_FILE,
-  help="For the page: a tokenizer.json, with which the page converts typed text to tokens.",
-)
 @click.option("--with_gradient", is_flag=True, help="Store first derivatives.")
 @click.option(
   "--gradient_orders",
@@ -195,10 +181,6 @@ def convert(
     )
     return {"verdict": "saved", "path": str(path)}, f"saved {path}", 0
   with stages.stage(f"convert to {to}"):
-    if shown := {name: given.pop(name) for name in _OF_PAGE if name in given}:
-      if "labels" in shown:
-        shown["labels"] = Path(shown["labels"]).read_text(encoding="utf-8").rstrip().splitlines()
-      given["page"] = exporter.Page(**shown)
     if "representative_dataset" in given:
       given["representative_dataset"] = data
     made = exporter.save_model(

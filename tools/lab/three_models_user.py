@@ -296,7 +296,7 @@ TARGETS = {
   "native": native,
   "LiteRT": _exported(tflite),
   "ONNX Runtime": _exported(onnx),
-  "TF.js": _exported(tfjs, backends=["wasm"], page=True),
+  "TF.js": _exported(tfjs, backends=["wasm"]),
   "OpenVINO": in_openvino,
 }
 
