@@ -22,9 +22,7 @@
 #   make serving      `jax2tf serve` under load, in drills, in a long run and with random requests, and the report docs/reports/serving.md; about an hour; SERVING_ARGS=--parts=load for a part
 #   make power-cut    100 saves cut off as by a power failure, on a loop device (Linux, root), for docs/reports/serving.md; 30 minutes
 #   make targets      primitives, programs and models in the runtime of each target, in plain tools, in older releases and from a wheel, resumable, and the report docs/reports/targets.md
-#   make models       the zoo of tests/support/models in every runtime, and the report docs/reports/model-table.md
-#   make minilm       MiniLM at every target and quantization, and the report docs/reports/minilm.md
-#   make libraries    functions of Diffrax, NumPyro and other libraries against jax.jit, and the report docs/reports/libraries.md
+#   make models       the zoo of tests/support/models in every runtime, MiniLM with each quantization, functions of Diffrax, NumPyro and other libraries, resumable, and the report docs/reports/models.md
 #   make reports      writes the pages and charts of docs/reports anew from docs/reports/data, without measuring
 #   make golden       rewrites the op counts of ten models, after a deliberate change of the graphs
 #
@@ -48,7 +46,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_batch_files.py or 
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests libraries serving power-cut minilm models speed targets reports golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests serving power-cut models speed targets reports golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -112,9 +110,6 @@ jax-tests: $(VENV)/.dev
 	failed=0; for x64 in --nox64 --x64; do \
 	  $(RUN) -m jax2tf.tools.lab.jax_tests --tests "$(JAX_TESTS)" $$x64 $(JAX_TESTS_ARGS) || failed=1; done; exit $$failed
 
-libraries: $(VENV)/.libraries
-	$(RUN) -m jax2tf.tools.lab.library_table
-
 serving: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.serving $(SERVING_ARGS)
 
@@ -129,11 +124,8 @@ targets: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.readers
 	$(RUN) -m jax2tf.tools.lab.onnx_runtimes $(if $(RUNTIMES_PYTHON),--python=$(RUNTIMES_PYTHON))
 
-models: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.model_table
-
-minilm: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.minilm_table
+models: $(VENV)/.libraries
+	$(RUN) -m jax2tf.tools.lab.models
 
 # One LAPACK thread for the rules: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no
 # measure.
@@ -142,7 +134,7 @@ speed: $(VENV)/.dev
 	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.lab.speed rules
 
 reports: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.redraw
+	$(RUN) -m jax2tf.tools.lab.pages
 
 golden: $(VENV)/.test
 	$(RUN) -m pytest --update-golden tests/models/test_zoo.py -k golden

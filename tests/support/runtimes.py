@@ -30,7 +30,7 @@ from tests.support import models
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 # Kept between runs: rows, compiled functions, the C program.
-CACHE = REPOSITORY / "build" / "model-table"
+CACHE = REPOSITORY / "build" / "models"
 
 
 class Case:

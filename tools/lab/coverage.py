@@ -17,7 +17,6 @@ from jax.extend.core import Primitive, primitives
 import jax2tf  # noqa: F401  (registers the rules)
 from jax2tf.registry import refusal, rule_for
 from jax2tf.tools.lab import pages, reports
-from jax2tf.tools.lab.pages.coverage import picture
 
 
 def without_rule() -> tuple[int, dict[str, str]]:
@@ -50,7 +49,6 @@ def write(rows: Iterable[dict[str, Any]]) -> None:
   }
   reports.keep("coverage", report)
   pages.write("coverage")
-  picture(report)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,42 +34,27 @@ def read(name: str) -> dict[str, Any]:
   return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
-def keep(
-  name: str, report: Mapping[str, Any], markdown: Callable[[Any], str] | None = None
-) -> None:
-  """Writes the numbers, one row per line, and the page if it is given."""
+def keep(name: str, report: Mapping[str, Any]) -> None:
+  """Writes the numbers, one row per line."""
   data(name).write_text(lines(report) + "\n", encoding="utf-8")
-  if markdown:
-    page(name).write_text(markdown(report), encoding="utf-8")
 
 
 def update(
-  name: str,
-  section: Mapping[str, Any],
-  order: Sequence[str],
-  markdown: Callable[[Any], str] | None = None,
-  picture: Callable[[Any], None] | None = None,
-  version: str = jax.__version__,
+  name: str, section: Mapping[str, Any], order: Sequence[str], version: str = jax.__version__
 ) -> None:
-  """Writes the rows of the installed JAX to a report and its picture, which keep those of other
-  versions.
+  """Writes the rows of the installed JAX to a report, which keeps those of other versions.
 
   Args:
-    name: the name of the report.
+    name: the name of the numbers.
     section: row -> its numbers; other rows keep theirs.
     order: the names of all rows; the report drops any other.
-    markdown: a function from {JAX version: section} to the text of the page, if the report has a
-      page of its name.
-    picture: a function that draws the picture, if the report has one.
     version: the key of the rows.
   """
   report = read(name)
   known = report.get(version, {}) | section
   report[version] = {row: known[row] for row in order if row in known}
   rounded = json.loads(json.dumps(report), parse_float=lambda text: float(f"{float(text):.4g}"))
-  keep(name, rounded, markdown)
-  if picture:
-    picture(rounded)
+  keep(name, rounded)
 
 
 def lines(value: Any, indent: str = "") -> str:

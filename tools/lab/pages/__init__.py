@@ -1,6 +1,7 @@
 """The reports, made of the numbers in docs/reports/data and of nothing else.
 
-A page is a module here with a function `text`. Each of its sections has the numbers of one file.
+A page is a module here with a function `text`, and with a function `draw` if the page has pictures.
+Each of its sections has the numbers of one file. `python -m jax2tf.tools.lab.pages` writes all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from jax2tf.tools.lab import reports
 
-NAMES = ("coverage", "serving", "speed", "targets")
+NAMES = ("coverage", "models", "serving", "speed", "targets")
 
 
 def text(name: str) -> str:
@@ -21,9 +22,12 @@ def text(name: str) -> str:
 
 
 def write(*names: str) -> None:
-  """Writes pages, by default all."""
+  """Writes pages with their pictures, by default all."""
   for name in names or NAMES:
     reports.page(name).write_text(text(name), encoding="utf-8")
+    page = importlib.import_module(f"{__name__}.{name}")
+    if hasattr(page, "draw"):
+      page.draw()
 
 
 def keep(name: str, numbers: str, section: Mapping[str, Any]) -> None:

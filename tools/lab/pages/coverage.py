@@ -185,10 +185,10 @@ def _sums(sections: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict
   return {name: dict(counts) for name, counts in sums.items()}
 
 
-def picture(report: Mapping[str, Any]) -> None:
+def draw() -> None:
   """Plots the worst error of each group of harnesses, the largest first: a line for each way, a
   panel for each version."""
-  pyplot = measure.pyplot()
+  pyplot, report = measure.pyplot(), reports.read("coverage")
   ways = sorted(
     {way for section in report.values() for counts in section["groups"].values() for way in counts}
   )

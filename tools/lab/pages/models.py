@@ -1,0 +1,178 @@
+"""docs/reports/models.md: which models run where, and how closely."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax2tf.examples.palette import COLOURS
+from jax2tf.tools.lab import measure, reports
+from jax2tf.tools.lab.pages import table
+from tests.support import models, runtimes
+
+Rows = Mapping[str, Any]
+
+_LIBRARY_COLUMNS = ("version", "value", "gradient", "SavedModel")
+_TITLES = {target: title for target, (title, _) in runtimes.TARGETS.items()}
+
+_ABOUT = """# Models
+
+Generated from the numbers in `docs/reports/data`; do not edit. `make models` measures all of it
+again, and `python -m jax2tf.tools.lab.models` one section.
+"""
+
+_ZOO = """## The zoo at every target
+
+Each model of `tests/support/models` is exported to each target, run there, and compared with
+`jax.jit` at two sizes of each dimension. A cell has the largest difference from JAX over all
+outputs, the size of the written files, and the time of a call relative to `jax.jit`, for both sizes
+together. For small models the time is mostly the overhead of a call. The C loader is not timed,
+because each call reads and writes files. **no** is a failure; the exporter's reason is below the
+table. The first table has all versions of JAX, the second the newest.
+
+![Errors and latencies](models.png)
+"""
+
+_MINILM = """## MiniLM with each quantization
+
+all-MiniLM-L6-v2, 22 million parameters, with dynamic batch and length, on 100 sentences in batches
+of 1, 3, 7 and 16. The columns: the largest difference of a component from JAX's (embeddings have
+length 1), the smallest cosine similarity with JAX's embedding, the latency of a call relative to
+`jax.jit` (on two CPU cores), and the time of the export including its comparison with JAX.
+"""
+
+_LIBRARIES = """## Scientific libraries
+
+A cell is the largest difference from `jax.jit` in float64, relative to the largest value, or the
+reason why there is none. The column SavedModel is after loading, and includes the gradient if there
+is one. Run with `EQX_ON_ERROR=nan`; [custom primitives](../developers/own-primitives.md) gives the
+reason.
+"""
+
+
+def text() -> str:
+  """The page."""
+  lines = [*_ABOUT.splitlines(), "", *_ZOO.splitlines(), *_zoo(_newest_first("zoo"))]
+  for name, about, tables in (("minilm", _MINILM, _minilm), ("libraries", _LIBRARIES, _libraries)):
+    lines += ["", *about.splitlines()]
+    for versions, rows in _newest_first(name):
+      lines += ["", f"**{versions}**", "", *tables(rows)]
+  return "\n".join(lines) + "\n"
+
+
+def _newest_first(name: str) -> list[tuple[str, Rows]]:
+  return sorted(reports.read(f"models-{name}").items(), reverse=True)
+
+
+# ------------------------------------------------------------------------------------------------
+# the zoo
+
+
+def _zoo(report: Sequence[tuple[str, Rows]]) -> list[str]:
+  summary = []
+  for versions, rows in report:
+    agreeing, medians = [], []
+    for target in _TITLES:
+      found = [numbers for row, numbers in rows.items() if row.split()[1] == target]
+      latencies = [numbers["latency"] for numbers in found if numbers["latency"]]
+      agreeing.append(f"{sum(not numbers['reason'] for numbers in found)} of {len(found)}")
+      medians.append(f"{statistics.median(latencies):.2g}x" if latencies else "")
+    summary += [[f"{versions}: agree with JAX", *agreeing], ["median time", *medians]]
+  versions, rows = report[0]
+  cells = []
+  for name in models.NAMES:
+    of_model = [_cell(rows.get(f"{name} {target}")) for target in _TITLES]
+    cells.append([name, models.load(name).library, *of_model])
+  return [
+    "",
+    *table(["", *_TITLES.values()], summary),
+    "",
+    f"**{versions}**",
+    "",
+    *table(["model", "library", *_TITLES.values()], cells, words=2),
+    *_misses(rows),
+  ]
+
+
+def _cell(numbers: Rows | None) -> str:
+  if numbers is None:
+    return "not run"
+  if numbers["reason"]:
+    return "**no**"
+  kilobytes = numbers["size"] / 1e3
+  size = f"{kilobytes / 1e3:.1f} MB" if kilobytes >= 1e3 else f"{kilobytes:.0f} kB"
+  error = f"{numbers['error']:.0e}" if numbers["error"] else "0"
+  return "<br>".join([error, size, *([f"{x:.2g}x"] if (x := numbers["latency"]) else [])])
+
+
+def _misses(rows: Rows) -> Iterator[str]:
+  missed: dict[tuple[str, str], list[str]] = {}
+  for row, numbers in rows.items():
+    if numbers["reason"]:
+      name, target = row.split()
+      missed.setdefault((name, numbers["reason"]), []).append(_TITLES[target])
+  for (name, reason), titles in missed.items():
+    yield from ("", f"**{name}** on {', '.join(titles)}:", "", "```", reason, "```")
+
+
+def draw() -> None:
+  """Writes the errors of the zoo as fractions of the tolerance, and its latencies, for the newest
+  JAX: a point for each model."""
+  pyplot = measure.pyplot()
+  versions, rows = max(reports.read("models-zoo").items())
+  figure, panels = pyplot.subplots(
+    1, 2, figsize=(12, 1.5 + 0.26 * len(models.NAMES)), layout="constrained", sharey=True
+  )
+  errors, latencies = panels
+  for shift, (target, title) in enumerate(_TITLES.items()):
+    above = (shift - len(_TITLES) / 2) / 10
+    places = {f"{name} {target}": i + above for i, name in enumerate(models.NAMES)}
+    found = {row: rows[row] for row in places if row in rows}
+    known = {row: numbers["of_tolerance"] for row, numbers in found.items()}
+    shares = {row: max(x, 1e-5) for row, x in known.items() if x is not None and math.isfinite(x)}
+    missed = [places[row] for row, numbers in found.items() if numbers["reason"]]
+    times = {row: numbers["latency"] for row, numbers in found.items() if numbers["latency"]}
+    dot = {"color": COLOURS[target], "markersize": 4}
+    errors.plot(shares.values(), [places[row] for row in shares], "o", label=title, **dot)
+    errors.plot([3.0] * len(missed), missed, "x", **dot)
+    latencies.plot(times.values(), [places[row] for row in times], "o", **dot)
+  errors.set_xlabel("largest error, as a share of the tolerance; crosses are misses")
+  latencies.set_xlabel("time of a call, in times of jax.jit's")
+  errors.set_yticks(range(len(models.NAMES)), models.NAMES, fontsize=8)
+  errors.invert_yaxis()
+  for axes in panels:
+    axes.set(xscale="log", title=versions)
+    axes.axvline(1, color="gray", linewidth=1)
+    axes.grid(alpha=0.3)
+  figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+  figure.savefig(reports.picture("models.png"), dpi=100)
+  pyplot.close(figure)
+
+
+# ------------------------------------------------------------------------------------------------
+# MiniLM and libraries
+
+
+def _minilm(rows: Rows) -> list[str]:
+  cells, refused = [], []
+  for name, row in rows.items():
+    target, _, scheme = name.partition("-")
+    if "refused" in row:
+      refused.append(f"{_TITLES[target]} refuses {scheme}: {row['refused']}.")
+      continue
+    ratio = f"{row['ratio']:.2g}" if row["ratio"] else ""
+    megabytes, seconds = f"{row['bytes'] / 1e6:.1f}", f"{row['seconds']:.0f}"
+    differences = [f"{row['max_abs']:.1e}", f"{row['cosine']:.5f}"]
+    cells.append([_TITLES[target], scheme or "none", megabytes, *differences, ratio, seconds])
+  head = ["runtime", "quantization", "MB", "max abs", "cosine", "latency / jax.jit", "export s"]
+  return [*table(head, cells, words=2), "", *refused]
+
+
+def _libraries(rows: Rows) -> list[str]:
+  cells = [
+    [*name.split(": ", 1), *(numbers[column] for column in _LIBRARY_COLUMNS)]
+    for name, numbers in rows.items()
+  ]
+  return table(["library", "function", *_LIBRARY_COLUMNS], cells, words=3)
