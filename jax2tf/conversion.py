@@ -9,7 +9,6 @@ from typing import Any
 
 import jax.extend.core.primitives as P
 import tensorflow as tf
-from jax.extend.core import JaxprEqn
 
 from jax2tf import _jax_compat, _tf_compat, gradient, interpreter, native
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
@@ -21,6 +20,7 @@ from jax2tf.dtypes import physical
 from jax2tf.errors import Gap, lowering_error, warn_user
 from jax2tf.graph_context import GraphContext
 from jax2tf.interpreter import GraphEmitter
+from jax2tf.jaxprs import Eqn
 from jax2tf.placement.devices import Destination
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
@@ -270,7 +270,7 @@ _STACKS = (
 )
 
 
-def _stacks(eqn: JaxprEqn) -> bool:
+def _stacks(eqn: Eqn) -> bool:
   """Whether an equation is a scan that stacks the outputs of its steps."""
   if eqn.primitive is not P.scan_p:
     return False

@@ -18,7 +18,7 @@ import jax
 import jax.extend.core.primitives as P
 from jax import tree_util
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import Literal, jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
 from jax2tf import _jax_compat, _tf_compat, refs
@@ -28,7 +28,7 @@ from jax2tf.dtypes import is_differentiable
 from jax2tf.effects import differing
 from jax2tf.errors import warn_user
 from jax2tf.idioms.loop_counters import counter_p
-from jax2tf.jaxprs import ClosedJaxpr, contains, inner_jaxprs, walk
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, contains, inner_jaxprs, walk
 from jax2tf.program import Prepare, Program, Subject
 from jax2tf.registry import IN_TENSORFLOW
 from jax2tf.traits import LOOPS, OWN_RESIDUALS, UNDETERMINED
@@ -340,7 +340,7 @@ def derivative(
   return Derivative(lambda: jaxpr, subject, wrt, results, prepare, saved_orders, program)
 
 
-def _omits_effects(eqn: JaxprEqn) -> bool:
+def _omits_effects(eqn: Eqn) -> bool:
   """Whether JAX's derivative rule of an equation omits a barrier or a check."""
   if eqn.primitive is P.remat_p:
     return bool(eqn.params["differentiated"])
@@ -348,7 +348,7 @@ def _omits_effects(eqn: JaxprEqn) -> bool:
   return any(contains(body, (checkify.check_p,)) for body in bodies)
 
 
-def _counters(eqns: Sequence[Any], results: Sequence[Any]) -> dict[int, Mapping[str, Any]]:
+def _counters(eqns: Sequence[Eqn], results: Sequence[Any]) -> dict[int, Mapping[str, Any]]:
   """{position of a result that `counter_p` makes: its params}."""
   made = {eqn.outvars[0]: eqn.params for eqn in eqns if eqn.primitive is counter_p}
   return {i: made[v] for i, v in enumerate(results) if not isinstance(v, Literal) and v in made}

@@ -25,7 +25,7 @@ from jax2tf._jax_compat import shape_poly
 from jax2tf._tf_compat import scopes
 from jax2tf.dimension_solver import solve_dimension_variables
 from jax2tf.errors import SizeError
-from jax2tf.jaxprs import ClosedJaxpr, inner_jaxprs, walk
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, inner_jaxprs, walk
 
 Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 Lower = Callable[..., list[tf.Tensor]]
@@ -283,10 +283,10 @@ def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
   """The equations whose products, also inside, may be larger than sizes, or that compute with such
   products."""
   found, made = [], set[Any]()
-  makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+  producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
   for eqn in jaxpr.eqns:
     names = {eqn.primitive.name}.union(*map(_primitives, inner_jaxprs(eqn)))
-    if (names & _PRODUCTS and not _is_within_sizes(eqn, makers)) or any(
+    if (names & _PRODUCTS and not _is_within_sizes(eqn, producers)) or any(
       not isinstance(v, Literal) and v in made for v in eqn.invars
     ):
       found.append(eqn)
@@ -294,16 +294,18 @@ def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
   return found
 
 
-def _is_within_sizes(eqn: Any, makers: dict[Any, Any]) -> bool:
+def _is_within_sizes(eqn: Eqn, producers: dict[Any, Any]) -> bool:
   """Whether the product is not larger than the size that it is made of: -1 times a size, or 2 times
   the half of one."""
   if eqn.primitive.name != "mul" or sum(isinstance(v, Literal) for v in eqn.invars) != 1:
     return False
   size, factor = sorted(eqn.invars, key=lambda v: isinstance(v, Literal))
-  maker = None if isinstance(size, Literal) else makers.get(size)
+  producer = None if isinstance(size, Literal) else producers.get(size)
   divisor = (
-    maker.invars[1]
-    if maker is not None and maker.params.get("name") == "divmod" and size is maker.outvars[0]
+    producer.invars[1]
+    if producer is not None
+    and producer.params.get("name") == "divmod"
+    and size is producer.outvars[0]
     else None
   )
   return bool(abs(factor.val) <= (abs(divisor.val) if isinstance(divisor, Literal) else 1))

@@ -8,11 +8,11 @@ from collections.abc import Collection
 from typing import Any
 
 from jax.debug import DebugEffect, OrderedDebugEffect
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.errors import Gap, lowering_error
-from jax2tf.jaxprs import ClosedJaxpr, contains, inner_jaxprs, located, map_inner, replaced
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, contains, inner_jaxprs, located, map_inner, replaced
 from jax2tf.traits import EFFECTFUL, LOOPS, PRINTS
 
 
@@ -81,7 +81,7 @@ def quiet(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
   return replaced(jaxpr, eqns=eqns, effects=_without_debug(jaxpr.effects))
 
 
-def _quiet_equation(eqn: JaxprEqn) -> Any:
+def _quiet_equation(eqn: Eqn) -> Eqn:
   quiet_inside = map_inner(eqn, quiet)
   return eqn if quiet_inside is eqn else quiet_inside.replace(effects=_without_debug(eqn.effects))
 

@@ -20,7 +20,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, Literal, Primitive
 
 from jax2tf import _jax_compat, sparse
-from jax2tf.jaxprs import walk
+from jax2tf.jaxprs import Eqn, walk
 from jax2tf.registry import refusal, rule_for
 
 source_info_util.register_exclusion(__file__)
@@ -31,12 +31,12 @@ _OURS = {("jax.experimental.sparse.linalg", "spsolve_p"): sparse.spsolve}
 
 
 @_jax_compat.weakly_cached
-def expanded(jaxpr: Jaxpr) -> Sequence[Any]:
+def expanded(jaxpr: Jaxpr) -> Sequence[Eqn]:
   """The equations of a jaxpr, with calls of JAX functions for the primitives without a rule."""
   return [_expanded(eqn) for eqn in jaxpr.eqns]
 
 
-def why_not(eqn: Any) -> str | None:
+def why_not(eqn: Eqn) -> str | None:
   """Why an equation cannot be replaced, as a clause after "and"; None if it can."""
   try:
     _call(eqn)
@@ -45,7 +45,7 @@ def why_not(eqn: Any) -> str | None:
   return None
 
 
-def _expanded(eqn: Any) -> Any:
+def _expanded(eqn: Eqn) -> Eqn:
   if rule_for(eqn.primitive) is None and refusal(eqn.primitive) is None:
     # any exception of a library's code; preflight reports it by `why_not`
     with contextlib.suppress(Exception):
@@ -53,7 +53,7 @@ def _expanded(eqn: Any) -> Any:
   return eqn
 
 
-def _call(eqn: Any) -> Any:
+def _call(eqn: Eqn) -> Eqn:
   """The equation as a call, `jit`, of the function that defines its primitive.
 
   Raises:
@@ -109,7 +109,7 @@ def _constant(atom: Any) -> Any:
   return atom.val if isinstance(atom, Literal) and jax.typeof(atom.val) == atom.aval else None
 
 
-def _same(eqn: Any, other: Any) -> bool:
+def _same(eqn: Eqn, other: Eqn) -> bool:
   """Whether the two equations are the same: an impl that only compiles its primitive does not
   define it."""
   of, and_of = (_types([v.aval for v in e.invars]) for e in (eqn, other))

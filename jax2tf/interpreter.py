@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Literal
 
 from jax2tf import _jax_compat, _tf_compat, errors
 from jax2tf.context import RuleContext, scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.graph_context import GraphContext
-from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, function_of, inner_jaxprs
 from jax2tf.lines import UNKNOWN, definition, user_line
 from jax2tf.placement.shardings import explicit_sharding
 from jax2tf.program import Places, Program, gap, program_of
@@ -33,7 +33,7 @@ Lower = Callable[..., list[tf.Tensor]]
 Watch = Callable[[Any, str], contextlib.AbstractContextManager[Any]]
 
 
-def _unwatched(eqn: JaxprEqn, caller: str) -> contextlib.AbstractContextManager[Any]:
+def _unwatched(eqn: Eqn, caller: str) -> contextlib.AbstractContextManager[Any]:
   return contextlib.nullcontext()
 
 
@@ -124,7 +124,7 @@ class GraphEmitter:
 
   def equation(
     self,
-    eqn: JaxprEqn,
+    eqn: Eqn,
     operands: list[tf.Tensor],
     caller: str,
     places: Places = (),
@@ -183,7 +183,7 @@ class GraphEmitter:
     return tensor
 
 
-def _results(ctx: RuleContext, eqn: JaxprEqn, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+def _results(ctx: RuleContext, eqn: Eqn, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
   """The results of the rule of an equation, as a sequence."""
   rule = rule_for(eqn.primitive)
   if rule is None:  # `prepare` checked the user's jaxpr, but a rule created this one
@@ -196,7 +196,7 @@ def _results(ctx: RuleContext, eqn: JaxprEqn, operands: Sequence[tf.Tensor]) -> 
   return results
 
 
-def _sharded(ctx: RuleContext, eqn: JaxprEqn, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+def _sharded(ctx: RuleContext, eqn: Eqn, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
   """The results with the shardings of the equation or of their avals; calls, loops and branches did
   this inside."""
   if not ctx.destination.spreads or inner_jaxprs(eqn):

@@ -13,10 +13,11 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, jaxprs_in_params
+from jax.extend.core import Jaxpr, Literal, Primitive, jaxprs_in_params
 
 from jax2tf import _jax_compat
 from jax2tf._jax_compat import ClosedJaxpr as ClosedJaxpr  # noqa: PLC0414  (import these three from here)
+from jax2tf._jax_compat import Eqn as Eqn  # noqa: PLC0414
 from jax2tf._jax_compat import closed as closed  # noqa: PLC0414
 from jax2tf._jax_compat import replaced as replaced  # noqa: PLC0414
 from jax2tf.lines import definition, user_line
@@ -34,7 +35,7 @@ def variables(atoms: Iterable[Any]) -> list[Any]:
   return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
-def part(jaxpr: Any, eqns: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
+def part(jaxpr: Any, eqns: Sequence[Eqn], results: Sequence[Any]) -> ClosedJaxpr:
   """Some equations of a jaxpr as a separate jaxpr: values from the rest -> `results`."""
   made = {v for eqn in eqns for v in eqn.outvars}
   operands = [
@@ -48,16 +49,16 @@ def part(jaxpr: Any, eqns: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr
   )
 
 
-def inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
+def inner_jaxprs(eqn: Eqn) -> list[Jaxpr]:
   """The jaxprs among the params of an equation, opened."""
   return list(jaxprs_in_params(eqn.params))
 
 
 def walk(
   jaxpr: Any,
-  inside: Callable[[Any], Sequence[Any]] = inner_jaxprs,
-  of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns,
-) -> Iterator[Any]:
+  inside: Callable[[Eqn], Sequence[Any]] = inner_jaxprs,
+  of: Callable[[Jaxpr], Sequence[Eqn]] = lambda jaxpr: jaxpr.eqns,
+) -> Iterator[Eqn]:
   """All equations, those of inner jaxprs included, each jaxpr once.
 
   Args:
@@ -70,13 +71,13 @@ def walk(
 
 def located(
   jaxpr: Any,
-  inside: Callable[[Any], Sequence[Any]] = inner_jaxprs,
-  of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns,
-) -> Iterator[tuple[Any, Callable[[], str]]]:
+  inside: Callable[[Eqn], Sequence[Any]] = inner_jaxprs,
+  of: Callable[[Jaxpr], Sequence[Eqn]] = lambda jaxpr: jaxpr.eqns,
+) -> Iterator[tuple[Eqn, Callable[[], str]]]:
   """As `walk`: (equation, a function that returns the user's line)."""
   seen: set[Jaxpr] = set()
 
-  def visit(jaxpr: Jaxpr, caller: Callable[[], str]) -> Iterator[tuple[Any, Callable[[], str]]]:
+  def visit(jaxpr: Jaxpr, caller: Callable[[], str]) -> Iterator[tuple[Eqn, Callable[[], str]]]:
     if jaxpr in seen:
       return
     seen.add(jaxpr)
@@ -89,7 +90,7 @@ def located(
   return visit(opened(jaxpr), functools.partial(definition, jaxpr))
 
 
-def _line(eqn: JaxprEqn, caller: Callable[[], str]) -> str:
+def _line(eqn: Eqn, caller: Callable[[], str]) -> str:
   return user_line(eqn, "") or caller()
 
 
@@ -120,7 +121,7 @@ def transformation(change: Callable[[Jaxpr], Jaxpr]) -> Callable[[Any], Any]:
 
 
 def with_equations(
-  jaxpr: Jaxpr, eqns: Sequence[Any], results: Sequence[Any] | None = None
+  jaxpr: Jaxpr, eqns: Sequence[Eqn], results: Sequence[Any] | None = None
 ) -> Jaxpr:
   """An open jaxpr with these equations and results, its own by default; the same object if the
   equations are its own."""
@@ -130,7 +131,7 @@ def with_equations(
   return jaxpr.replace(eqns=list(eqns), outvars=jaxpr.outvars if results is None else list(results))
 
 
-def live(eqns: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def live(eqns: Sequence[Eqn], results: Sequence[Any]) -> list[Eqn]:
   """The equations that have effects, or whose values reach the results: what is left after
   dead-code elimination."""
   used, kept = set(variables(results)), []
@@ -141,7 +142,7 @@ def live(eqns: Sequence[Any], results: Sequence[Any]) -> list[Any]:
   return kept[::-1]
 
 
-def map_inner(eqn: JaxprEqn, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Any:
+def map_inner(eqn: Eqn, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Eqn:
   """The equation with each jaxpr among its params changed; the same object if no jaxpr is.
 
   Args:
@@ -182,7 +183,7 @@ def _primitives(jaxpr: Jaxpr) -> frozenset[Primitive]:
   return frozenset(eqn.primitive for eqn in walk(jaxpr))
 
 
-def function_of(eqn: JaxprEqn) -> Jaxpr | None:
+def function_of(eqn: Eqn) -> Jaxpr | None:
   """The inner jaxpr of an equation that calls it once with its own operands."""
   inner = inner_jaxprs(eqn)
   return (

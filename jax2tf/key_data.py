@@ -11,12 +11,12 @@ import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import tensorflow as tf
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import is_key
-from jax2tf.jaxprs import ClosedJaxpr
+from jax2tf.jaxprs import ClosedJaxpr, Eqn
 from jax2tf.registry import lowers, takes_keys
 
 # Keys are equal if all of their words are.
@@ -36,7 +36,7 @@ def _on_key_data(
   return ctx.lower(jaxpr, *operands)
 
 
-def on_words(eqn: JaxprEqn) -> Any:
+def on_words(eqn: Eqn) -> Eqn:
   """The equation; of a primitive that moves or compares keys, the same primitive for each uint32
   word of the keys."""
   avals_in, avals_out = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))

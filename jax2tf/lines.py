@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn
 
 from jax2tf import _jax_compat
+from jax2tf._jax_compat import Eqn
 
 UNKNOWN = "unknown line"
 
 
-def user_line(eqn: JaxprEqn, caller: str = UNKNOWN) -> str:
+def user_line(eqn: Eqn, caller: str = UNKNOWN) -> str:
   """`file:line:col (function)` of the user's code that made an equation, else that of its
   caller."""
   line = source_info_util.summarize(eqn.source_info)

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 from jax import export
 from jax.export import is_symbolic_dim
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, jaxpr_as_fun
+from jax.extend.core import Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, stablehlo
 from jax.interpreters import mlir
@@ -32,7 +32,7 @@ from jax2tf._jax_compat import jit_info
 from jax2tf.dtypes import as_dtype, in_bytes, physical, tf_dtype
 from jax2tf.expansion import expanded
 from jax2tf.interpreter import GraphEmitter
-from jax2tf.jaxprs import ClosedJaxpr, opened
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, opened
 from jax2tf.lines import UNKNOWN
 from jax2tf.placement.propagation import NOWHERE
 from jax2tf.placement.shardings import has_sharding, operand_shardings
@@ -210,13 +210,13 @@ def _parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[bo
   return found
 
 
-def _holds(eqn: JaxprEqn, primitives: Sequence[Primitive]) -> bool:
+def _holds(eqn: Eqn, primitives: Sequence[Primitive]) -> bool:
   """Whether an equation, or one inside it, is of one of these primitives."""
   inner = (e for body in jaxprs.inner_jaxprs(eqn) for e in _walk(body))
   return eqn.primitive in primitives or any(e.primitive in primitives for e in inner)
 
 
-def _walk(jaxpr: Any) -> Iterator[Any]:
+def _walk(jaxpr: Any) -> Iterator[Eqn]:
   return jaxprs.walk(jaxpr, of=expanded)
 
 

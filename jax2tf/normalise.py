@@ -13,10 +13,10 @@ from typing import Any
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import Jaxpr, Literal, Primitive, Var
 
 from jax2tf import _jax_compat, jaxprs
-from jax2tf.jaxprs import opened
+from jax2tf.jaxprs import Eqn, opened
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
 from jax2tf.registry import IN_TENSORFLOW
@@ -37,8 +37,8 @@ def normalised(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def flattened(
-  flat: Flat, eqns: Sequence[Any], results: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
+  flat: Flat, eqns: Sequence[Eqn], results: Sequence[Any]
+) -> tuple[list[Eqn], list[Any]]:
   """(equations without calls, results), those that `flat` makes of these."""
   flat.add(eqns)
   new_results = [flat.read(v) for v in results]
@@ -54,7 +54,7 @@ class Flat:
   """
 
   def __init__(self, atoms: dict[Any, Any] | None = None, *, inside: bool = False):
-    self.eqns: list[Any] = []
+    self.eqns: list[Eqn] = []
     self._atoms = atoms or {}
     self._inside = inside
     self._known: dict[Any, list[Any]] = {}
@@ -63,7 +63,7 @@ class Flat:
     """The replacement of an atom of the added equations."""
     return atom if isinstance(atom, Literal) else self._atoms.get(atom, atom)
 
-  def add(self, eqns: Sequence[Any]) -> None:
+  def add(self, eqns: Sequence[Eqn]) -> None:
     """Adds equations, with the calls among them inlined."""
     for eqn in eqns:
       operands = [self.read(v) for v in eqn.invars]
@@ -74,7 +74,7 @@ class Flat:
       )
       self._atoms.update(zip(eqn.outvars, results, strict=True))
 
-  def results(self, eqn: JaxprEqn) -> list[Any]:
+  def results(self, eqn: Eqn) -> list[Any]:
     """The results of an equation, which is added unless an equal one is there, or its result is a
     number."""
     if (number := _converted(eqn)) is not None:
@@ -88,7 +88,7 @@ class Flat:
     self._known[key] = list(eqn.outvars)
     return self._known[key]
 
-  def _called(self, call: Any, operands: Sequence[Any]) -> list[Any]:
+  def _called(self, call: Eqn, operands: Sequence[Any]) -> list[Any]:
     inner = opened(call.params["jaxpr"])
     atoms, was_inside = self._atoms, self._inside
     self._atoms, self._inside = dict(zip(inner.invars, operands, strict=True)), True
@@ -98,7 +98,7 @@ class Flat:
     return results
 
 
-def _converted(eqn: JaxprEqn) -> Literal | None:
+def _converted(eqn: Eqn) -> Literal | None:
   """The result of the conversion of a number, as JAX computes it where it differentiates; else
   None."""
   if eqn.primitive is not P.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
@@ -120,7 +120,7 @@ def _is_real(dtype: Any) -> bool:
   return isinstance(dtype, np.dtype) and not jnp.issubdtype(dtype, np.complexfloating)
 
 
-def key_of(eqn: JaxprEqn, operands: Sequence[Any]) -> Any:
+def key_of(eqn: Eqn, operands: Sequence[Any]) -> Any:
   """A key that equations with equal results share. One that has an effect or draws shares its key
   with none.
 
@@ -166,12 +166,12 @@ def _bits(param: Any) -> Any:
   return (type(param), param) if isinstance(param, bool | int | np.generic) else param
 
 
-def _with_operands(eqn: JaxprEqn, operands: Sequence[Any]) -> Any:
+def _with_operands(eqn: Eqn, operands: Sequence[Any]) -> Eqn:
   same = all(a is b for a, b in zip(eqn.invars, operands, strict=True))
   return eqn if same else eqn.replace(invars=list(operands))
 
 
-def _is_plain(eqn: JaxprEqn) -> bool:
+def _is_plain(eqn: Eqn) -> bool:
   """Whether an equation is a call that does nothing but call."""
   if eqn.primitive is not P.jit_p or eqn.effects or eqn.params["jaxpr"].consts:
     return False

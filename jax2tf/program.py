@@ -21,13 +21,13 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
-from jax.extend.core import Jaxpr, JaxprEqn, check_jaxpr
+from jax.extend.core import Jaxpr, check_jaxpr
 
 from jax2tf import _jax_compat, effects, errors, idioms, jaxprs
 from jax2tf.dtypes import data_of
 from jax2tf.expansion import expanded, why_not
 from jax2tf.idioms import fused, loop_rows
-from jax2tf.jaxprs import ClosedJaxpr, opened, with_equations
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, opened, with_equations
 from jax2tf.key_data import on_words
 from jax2tf.normalise import normalised
 from jax2tf.placement.devices import HERE, Destination, Place
@@ -206,7 +206,7 @@ class Program:
   """
 
   jaxpr: ClosedJaxpr
-  equations: Sequence[Any]
+  equations: Sequence[Eqn]
   placement: Placement
 
 
@@ -265,7 +265,7 @@ _INNER = Subject("")
 
 
 @_jax_compat.weakly_cached
-def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any], Placement]:
+def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Eqn], Placement]:
   """The equations to emit and their placement, cached by jaxpr. The result must not hold the jaxpr,
   or it would never be freed."""
   emitted = passed(Stage.EMITTED, jaxpr, _INNER)
@@ -274,7 +274,7 @@ def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any
   return emitted.eqns, propagate(jaxpr.invars, emitted.eqns, places)
 
 
-def _refuse(jaxpr: ClosedJaxpr, of: Subject, is_gap: Callable[[Any], Any]) -> None:
+def _refuse(jaxpr: ClosedJaxpr, of: Subject, is_gap: Callable[[Eqn], Any]) -> None:
   """Raises one error for all equations that are gaps at the destination."""
   needed = lowered_equations(jaxpr, of.destination)
   found = [(eqn, where()) for eqn, where in needed if is_gap(eqn)]
@@ -283,7 +283,7 @@ def _refuse(jaxpr: ClosedJaxpr, of: Subject, is_gap: Callable[[Any], Any]) -> No
     raise errors.lowering_error(of.function, gaps)
 
 
-def gap(eqn: JaxprEqn) -> tuple[str, str]:
+def gap(eqn: Eqn) -> tuple[str, str]:
   """(reason, advice) for an equation without a rule."""
   if foreign := _foreign(eqn):
     reason = (
@@ -294,7 +294,7 @@ def gap(eqn: JaxprEqn) -> tuple[str, str]:
   return refusal(eqn.primitive) or errors.no_rule(why_not(eqn))
 
 
-def _foreign(eqn: JaxprEqn) -> Any:
+def _foreign(eqn: Eqn) -> Any:
   """An extended dtype of the equation, no typed PRNG key, whose data cannot stand for its elements;
   or None."""
   found = (getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars))
@@ -304,12 +304,12 @@ def _foreign(eqn: JaxprEqn) -> Any:
 
 def lowered_equations(
   jaxpr: Any, destination: Destination
-) -> Iterator[tuple[Any, Callable[[], str]]]:
+) -> Iterator[tuple[Eqn, Callable[[], str]]]:
   """(equation, a function that returns the user's line), of those that become ops at `destination`:
   no branch for another platform, nothing that a rule leaves out. Primitives of libraries are
   calls."""
 
-  def inside(eqn: JaxprEqn) -> Sequence[Any]:
+  def inside(eqn: Eqn) -> Sequence[Any]:
     platforms = eqn.params.get("branches_platforms")
     if eqn.primitive is not P.cond_p or platforms is None:
       return lowered_inside(eqn)

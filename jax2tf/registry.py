@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import Primitive
 
 from jax2tf.dtypes import WIDER
-from jax2tf.jaxprs import inner_jaxprs
+from jax2tf.jaxprs import Eqn, inner_jaxprs
 from jax2tf.widening import in_wider_dtypes
 
 Rule = Callable[..., Any]
@@ -161,7 +161,7 @@ def refusal(primitive: Primitive) -> tuple[str, str] | None:
   return found if found and _is_of_jax(primitive) else None
 
 
-def lowered_inside(eqn: JaxprEqn) -> Sequence[Any]:
+def lowered_inside(eqn: Eqn) -> Sequence[Any]:
   """The jaxprs among the params of an equation that its rule lowers; none without a rule."""
   if (entry := _RULES.get(eqn.primitive)) is None:
     return []

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from jax.extend.core import JaxprEqn
 
 from jax2tf import _tf_compat, interpreter, lines, program
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
@@ -16,6 +15,7 @@ from jax2tf._tf_compat import functions
 from jax2tf.dtypes import physical
 from jax2tf.graph_context import GraphContext
 from jax2tf.interpreter import GraphEmitter
+from jax2tf.jaxprs import Eqn
 from jax2tf.trace import Traceable
 
 
@@ -44,7 +44,7 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
   found: dict[tf.Operation, tuple[str, str]] = {}
 
   @contextlib.contextmanager
-  def note(eqn: JaxprEqn, caller: str) -> Iterator[None]:
+  def note(eqn: Eqn, caller: str) -> Iterator[None]:
     """Records the equation that made each op: the innermost one, which comes first."""
     graph: Any = _tf_compat.current_graph()
     before = len(graph.operations)

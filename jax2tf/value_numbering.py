@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Literal
 
 from jax2tf._tf_compat import scopes
-from jax2tf.jaxprs import inner_jaxprs, opened, variables
+from jax2tf.jaxprs import Eqn, inner_jaxprs, opened, variables
 from jax2tf.normalise import key_of, key_of_literal
 from jax2tf.program import Program
 
@@ -88,7 +88,7 @@ class Naming:
     self._known: dict[Any, Name] = {}
     self._keys: dict[Any, Any] = {}
 
-  def has(self, eqn: JaxprEqn) -> bool:
+  def has(self, eqn: Eqn) -> bool:
     """Whether there are tensors of all results of an equation, which are then in the
     environment."""
     if not all(v in self._made_by for v in eqn.outvars):
@@ -99,7 +99,7 @@ class Naming:
     self._env.update(zip(eqn.outvars, found, strict=True))
     return True
 
-  def name(self, eqn: JaxprEqn) -> None:
+  def name(self, eqn: Eqn) -> None:
     """Names the results of an equation, which are in the environment."""
     for v in eqn.outvars:
       if v in self._made_by:
@@ -121,7 +121,7 @@ class Naming:
       self._keys[variable] = self._new_key(*self._made_by[variable])
     return self._keys[variable]
 
-  def _new_key(self, eqn: JaxprEqn, i: int) -> Any:
+  def _new_key(self, eqn: Eqn, i: int) -> Any:
     return key_of(eqn, [self._name(v) for v in eqn.invars]), i
 
 
@@ -132,25 +132,25 @@ class WorkList:
     eqns: in the order in which they are emitted.
   """
 
-  def __init__(self, eqns: Sequence[Any]):
+  def __init__(self, eqns: Sequence[Eqn]):
     self._left = [*reversed(eqns)]
 
-  def next(self) -> Any | None:
+  def next(self) -> Eqn | None:
     """The equation to emit now, whose operands are in the environment; None at the end."""
     return self._left.pop() if self._left else None
 
-  def emitted(self, eqn: JaxprEqn) -> None:
+  def emitted(self, eqn: Eqn) -> None:
     """Says that the results of an equation are in the environment."""
 
 
 class NamedWorkList(WorkList):
   """All equations of a program, which get names as they are emitted."""
 
-  def __init__(self, eqns: Sequence[Any], names: Naming):
+  def __init__(self, eqns: Sequence[Eqn], names: Naming):
     super().__init__(eqns)
     self._names = names
 
-  def emitted(self, eqn: JaxprEqn) -> None:
+  def emitted(self, eqn: Eqn) -> None:
     self._names.name(eqn)
 
 
@@ -168,11 +168,11 @@ class LazyWorkList(NamedWorkList):
     self._env = env
     self._emitted: set[int] = set()
 
-  def emitted(self, eqn: JaxprEqn) -> None:
+  def emitted(self, eqn: Eqn) -> None:
     super().emitted(eqn)
     self._emitted.add(id(eqn))
 
-  def next(self) -> Any | None:
+  def next(self) -> Eqn | None:
     while self._left:
       eqn = self._left[-1]
       if id(eqn) in self._emitted or (not eqn.effects and self._is_there(eqn)):
@@ -185,10 +185,10 @@ class LazyWorkList(NamedWorkList):
         return self._left.pop()
     return None
 
-  def _producers(self, atoms: Sequence[Any]) -> list[Any]:
+  def _producers(self, atoms: Sequence[Any]) -> list[Eqn]:
     return [self._made_by[v] for v in variables(atoms) if v in self._made_by]
 
-  def _is_there(self, eqn: JaxprEqn) -> bool:
+  def _is_there(self, eqn: Eqn) -> bool:
     """Whether there are tensors of all results, which are then in the environment."""
     return all(v in self._env for v in eqn.outvars) or self._names.has(eqn)
 

@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.version
@@ -50,7 +50,7 @@ from jax._src.state import primitives as _state_primitives
 from jax._src.state.types import ReadEffect as _ReadEffect
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined]
-from jax.extend.core import Effect, Jaxpr, JaxprEqn, Primitive
+from jax.extend.core import Effect, Effects, Jaxpr, Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import mlir as _mlir
 from jax.ref import AbstractRef
@@ -75,6 +75,35 @@ else:
   IGAMMA_OF_INFINITY, IGAMMAC_OF_INFINITY = (math.nan, 1.0), (math.nan, 0.0)
 
 
+class Eqn(Protocol):
+  """An equation, as JAX's JaxprEqn is one.
+
+  JAX types the aval of a variable as an AbstractValue, which has neither shape nor dtype. Ours are
+  ShapedArrays but for refs and tokens, so variables and literals are not typed here.
+  """
+
+  primitive: Primitive
+  invars: list[Any]
+  outvars: list[Any]
+  params: dict[str, Any]
+  effects: Effects
+  source_info: Any
+  ctx: Any
+
+  def replace(
+    self,
+    *,
+    invars: list[Any] | None = None,
+    outvars: list[Any] | None = None,
+    primitive: Primitive | None = None,
+    params: dict[str, Any] | None = None,
+    effects: Effects | None = None,
+    source_info: Any = None,
+    ctx: Any = None,
+  ) -> Eqn:
+    """The equation with other parts."""
+
+
 def optional_primitive(name: str, *modules: Any) -> Primitive | None:
   """The primitive `name` of `jax.extend.core.primitives` or of `modules`; None where this JAX has
   none."""
@@ -83,7 +112,7 @@ def optional_primitive(name: str, *modules: Any) -> Primitive | None:
   )
 
 
-def named_scopes(eqn: JaxprEqn) -> str:
+def named_scopes(eqn: Eqn) -> str:
   """The user's name scopes around an equation, such as `attention/softmax`, without JAX's
   transformations."""
   return "/".join(
@@ -93,7 +122,7 @@ def named_scopes(eqn: JaxprEqn) -> str:
   )
 
 
-def in_place_of(call: Any, eqn: JaxprEqn) -> Any:
+def in_place_of(call: Eqn, eqn: Eqn) -> Eqn:
   """An equation from inside a `jit`, inlined: in the scope of the call, and with its line if it has
   none."""
   inner, outer = eqn.source_info, call.source_info
@@ -144,7 +173,7 @@ def is_ref(x: Any) -> bool:
   return isinstance(jax.typeof(x), AbstractRef)
 
 
-def only_reads(eqn: JaxprEqn, ref: Any) -> bool:
+def only_reads(eqn: Eqn, ref: Any) -> bool:
   """Whether an equation declares a read of this mutable array, and no other effect on it."""
   effects = [e for e in eqn.effects if isinstance(e, _effects.JaxprInputEffect) and e.input is ref]
   return bool(effects) and all(isinstance(e, _ReadEffect) for e in effects)

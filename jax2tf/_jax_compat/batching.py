@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from jax._src.interpreters import batching
 from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import Primitive
+
+from jax2tf._jax_compat import Eqn
 
 _ELEMENTWISE = (batching.vectorized_batcher, batching.broadcast_batcher)
 
@@ -23,7 +25,7 @@ def is_elementwise(primitive: Primitive) -> bool:
 
 
 @contextlib.contextmanager
-def traced_as(eqn: JaxprEqn) -> Iterator[None]:
+def traced_as(eqn: Eqn) -> Iterator[None]:
   """What is traced inside has the line, the name scopes and the configuration of an equation."""
   info = eqn.source_info
   scopes = source_info_util.current_name_stack() + info.name_stack

@@ -31,6 +31,7 @@ from jax2tf.idioms import (
   products,
 )
 from jax2tf.idioms._dataflow import Dataflow, Equations
+from jax2tf.jaxprs import Eqn
 
 Idiom = Callable[[Dataflow, Any], Equations | None]
 
@@ -52,7 +53,7 @@ _IDIOMS: dict[Primitive, list[Idiom]] = {
 }
 
 
-def rewritten(eqns: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+def rewritten(eqns: Sequence[Eqn], results: Sequence[Any]) -> Sequence[Eqn]:
   """Equations that give `results`, with all idioms applied; linear in their number."""
   if not any(eqn.primitive in _IDIOMS for eqn in eqns):
     return eqns
@@ -60,6 +61,6 @@ def rewritten(eqns: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
   for place, eqn in enumerate(eqns):
     for idiom in _IDIOMS.get(eqn.primitive, ()):
       if (found := idiom(flow, eqn)) is not None:
-        flow.put(place, found)
+        flow.replace(place, found)
         break
   return flow.equations()

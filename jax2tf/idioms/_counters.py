@@ -10,12 +10,12 @@ from typing import Any
 
 import jax.extend.core.primitives as P
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Literal
 
 from jax2tf.idioms._dataflow import Dataflow, is_array
 from jax2tf.idioms._loops import Scan
 from jax2tf.idioms.loop_counters import counter_p
-from jax2tf.jaxprs import variables
+from jax2tf.jaxprs import Eqn, variables
 
 # One number for each step, in the order of the xs.
 Numbers = Any
@@ -58,11 +58,15 @@ def numbers_of(flow: Dataflow, scan: Scan) -> tuple[dict[Any, Numbers], dict[Any
   operands = scan.eqn.invars
   steps = np.arange(scan.length)
   turns = steps[::-1] if scan.eqn.params["reverse"] else steps
-  maker = {v: eqn for eqn in scan.body.eqns for v in eqn.outvars}
+  producer = {v: eqn for eqn in scan.body.eqns for v in eqn.outvars}
   for v, operand, out in zip(
     scan.carry, operands[scan.n_consts : scan.n_outer], scan.carried, strict=True
   ):
-    if isinstance(operand, Literal) and _is_number(v) and (by := _added(maker, v, out)) is not None:
+    if (
+      isinstance(operand, Literal)
+      and _is_number(v)
+      and (by := _added(producer, v, out)) is not None
+    ):
       first, step = (int(np.asarray(number).astype(np.int64)) for number in (operand.val, by))
       exact = first + step * turns
       # otherwise it wraps, and remains carried
@@ -72,7 +76,7 @@ def numbers_of(flow: Dataflow, scan: Scan) -> tuple[dict[Any, Numbers], dict[Any
   for v, operand in zip(scan.xs, operands[scan.n_outer :], strict=True):
     if _is_number(v) and (numbers := of_array(flow, operand)) is not None:
       known[v] = numbers
-  eqns: list[Any] = list(scan.body.eqns)
+  eqns: list[Eqn] = list(scan.body.eqns)
   for eqn in eqns:
     if _is_arithmetic(eqn) and known.keys() >= {*variables(eqn.invars)}:
       numbers = [
@@ -88,7 +92,7 @@ def of_array(flow: Dataflow, atom: Any) -> Numbers:
   """The values of an array outside the loop, if they are known."""
   if isinstance(atom, Literal):
     return None
-  if (eqn := flow.maker(atom, P.iota_p, counter_p)) is None:
+  if (eqn := flow.producer(atom, P.iota_p, counter_p)) is None:
     return flow.numbers.get(atom)
   length, params = atom.aval.shape[0], eqn.params
   if eqn.primitive is P.iota_p:
@@ -105,9 +109,9 @@ def even(v: Any, numbers: Numbers) -> tuple[int, int] | None:
   return (int(wide[0]), int(step)) if (np.diff(wide) == step).all() else None
 
 
-def _added(maker: dict[Any, Any], v: Any, out: Any) -> Any:
+def _added(producer: dict[Any, Any], v: Any, out: Any) -> Any:
   """The literal that a step adds to a carried variable; None for any other step."""
-  eqn = None if isinstance(out, Literal) else maker.get(out)
+  eqn = None if isinstance(out, Literal) else producer.get(out)
   if eqn is None or eqn.primitive not in (P.add_p, P.sub_p):
     return None
   a, b = eqn.invars
@@ -124,7 +128,7 @@ def _is_number(v: Any) -> bool:
   return is_array(v) and v.aval.dtype.kind in "iub" and v.aval.shape in ((), (1,))
 
 
-def _is_arithmetic(eqn: JaxprEqn) -> bool:
+def _is_arithmetic(eqn: Eqn) -> bool:
   """Whether NumPy computes the same."""
   return (
     eqn.primitive in _ARITHMETIC

@@ -9,11 +9,11 @@ from typing import Any
 import jax.extend.core.primitives as P
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import Literal, Primitive, Var
 
-from jax2tf.jaxprs import variables
+from jax2tf.jaxprs import Eqn, variables
 
-Equations = list[Any]
+Equations = list[Eqn]
 
 
 class Dataflow:
@@ -23,55 +23,56 @@ class Dataflow:
     numbers: {array that a loop stacks: its values}, if they depend only on counters.
   """
 
-  def __init__(self, eqns: Sequence[Any], results: Sequence[Any]):
+  def __init__(self, eqns: Sequence[Eqn], results: Sequence[Any]):
     self.numbers: dict[Any, Any] = {}
     self._equations: list[Equations] = [[eqn] for eqn in eqns]
-    self._maker: dict[Any, tuple[int, Any]] = {}
+    self._producers: dict[Any, tuple[int, Any]] = {}
     self._uses: collections.Counter[Any] = collections.Counter(variables(results))
-    for place, eqn in enumerate(eqns):
-      self._note(place, eqn)
+    for position, eqn in enumerate(eqns):
+      self._note(position, eqn)
 
-  def _note(self, place: int, eqn: JaxprEqn) -> None:
+  def _note(self, position: int, eqn: Eqn) -> None:
     for v in eqn.outvars:
-      self._maker[v] = place, eqn
+      self._producers[v] = position, eqn
     self._uses.update(variables(eqn.invars))
 
-  def maker(self, atom: Any, *primitives: Primitive) -> Any:
+  def producer(self, atom: Any, *primitives: Primitive) -> Eqn | None:
     """The equation that produces `atom`, if its primitive is among these (any, if none are given);
     otherwise None."""
-    if isinstance(atom, Literal) or atom not in self._maker:
+    if isinstance(atom, Literal) or atom not in self._producers:
       return None
-    eqn = self._maker[atom][1]
+    eqn = self._producers[atom][1]
     return eqn if eqn.primitive in primitives or not primitives else None
 
-  def sole(self, atom: Any, *primitives: Primitive) -> Any:
+  def single_use(self, atom: Any, *primitives: Primitive) -> Eqn | None:
     """The producer of `atom` if it has exactly one use, so it may be fused; None otherwise."""
-    eqn = self.maker(atom, *primitives)
+    eqn = self.producer(atom, *primitives)
     return eqn if eqn is not None and self._uses[atom] == 1 else None
 
   def uses(self, atom: Any) -> int:
     """How often equations and results use a value."""
     return self._uses[atom]
 
-  def put(self, place: int, eqns: Equations) -> None:
+  def replace(self, position: int, eqns: Equations) -> None:
     """Replaces the equations at one position, and removes equations whose results are no longer
     used."""
-    old, self._equations[place] = self._equations[place], eqns
+    old, self._equations[position] = self._equations[position], eqns
     for eqn in eqns:
-      self._note(place, eqn)
+      self._note(position, eqn)
     for eqn in old:
       self._release(eqn)
 
-  def _release(self, eqn: JaxprEqn) -> None:
+  def _release(self, eqn: Eqn) -> None:
     for v in variables(eqn.invars):
       self._uses[v] -= 1
-      if not self._uses[v] and v in self._maker:
-        place, maker = self._maker[v]
-        if not maker.effects and not any(self._uses[out] for out in maker.outvars):
-          self._equations[place] = [kept for kept in self._equations[place] if kept is not maker]
-          self._release(maker)
+      if not self._uses[v] and v in self._producers:
+        position, producer = self._producers[v]
+        if not producer.effects and not any(self._uses[out] for out in producer.outvars):
+          remaining = [other for other in self._equations[position] if other is not producer]
+          self._equations[position] = remaining
+          self._release(producer)
 
-  def equations(self) -> Sequence[Any]:
+  def equations(self) -> Sequence[Eqn]:
     """The remaining equations in topological order."""
     return [eqn for eqns in self._equations for eqn in eqns]
 
@@ -81,7 +82,7 @@ def new_var(like: Any, shape: Sequence[Any]) -> Any:
   return Var(ShapedArray(tuple(shape), like.aval.dtype))
 
 
-def reshape(eqn: JaxprEqn, source: Any, target: Any) -> Any:
+def reshape(eqn: Eqn, source: Any, target: Any) -> Eqn:
   """target = reshape(source), at the line of `eqn`."""
   params = {"new_sizes": target.aval.shape, "dimensions": None, "sharding": None}
   return eqn.replace(primitive=P.reshape_p, invars=[source], outvars=[target], params=params)

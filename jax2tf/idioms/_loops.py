@@ -17,7 +17,7 @@ from jax2tf import _jax_compat
 from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
 from jax2tf.idioms.loop_counters import counter_p
-from jax2tf.jaxprs import ClosedJaxpr, closed, part, variables
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, closed, part, variables
 from jax2tf.traits import ARITHMETIC, COMPARISONS, LOGIC, MOVES, SUMS
 
 # Primitives that are one op for one step, and one op for all steps: those of the cells of networks.
@@ -69,7 +69,7 @@ class Scan:
     n_carry: how many values are carried.
   """
 
-  eqn: Any
+  eqn: Eqn
   length: Any
   body: ClosedJaxpr
   n_consts: int
@@ -117,7 +117,7 @@ class Scan:
     return lax.scan(lambda carry, x: step(carry, x[0]), init, (xs, spare), **how)
 
 
-def taken_apart(eqn: Any) -> Scan | None:
+def taken_apart(eqn: Eqn) -> Scan | None:
   """The parts of a scan; None if its length is known and too small or far too large, or its body
   has effects."""
   params, body = eqn.params, closed(eqn.params["jaxpr"])
@@ -132,16 +132,16 @@ def taken_apart(eqn: Any) -> Scan | None:
   )
 
 
-def call_of(flow: Dataflow, eqn: Any, fun: Callable[..., Sequence[Any]]) -> Equations:
+def call_of(flow: Dataflow, eqn: Eqn, fun: Callable[..., Sequence[Any]]) -> Equations:
   """results = fun(operands) in the place of an equation. Counters are made inside, where a loop
   sees what they are."""
-  makers = [flow.maker(v, counter_p) for v in eqn.invars]
+  producers = [flow.producer(v, counter_p) for v in eqn.invars]
 
   def scan(*operands: Any) -> Sequence[Any]:
     rest = iter(operands)
-    return fun(*(counter_p.bind(**m.params) if m else next(rest) for m in makers))
+    return fun(*(counter_p.bind(**m.params) if m else next(rest) for m in producers))
 
-  given = [v for v, maker in zip(eqn.invars, makers, strict=True) if maker is None]
+  given = [v for v, producer in zip(eqn.invars, producers, strict=True) if producer is None]
   specs = [
     jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in given
   ]
@@ -152,7 +152,7 @@ def call_of(flow: Dataflow, eqn: Any, fun: Callable[..., Sequence[Any]]) -> Equa
 
 
 def for_all_steps(
-  body: ClosedJaxpr, eqns: Sequence[Any], rows: dict[Any, Any], fixed: dict[Any, Any]
+  body: ClosedJaxpr, eqns: Sequence[Eqn], rows: dict[Any, Any], fixed: dict[Any, Any]
 ) -> None:
   """Computes equations of one result each for all steps at once.
 

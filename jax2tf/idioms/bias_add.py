@@ -14,6 +14,7 @@ from jax.extend.core import Primitive
 from jax2tf.context import RuleContext
 from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, reshape, same
 from jax2tf.idioms.conv_gradient import conv_of_reversed_p
+from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
 from jax2tf.registry import lowers
 
@@ -30,7 +31,7 @@ def _bias_add(ctx: RuleContext, value: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
   return tf.nn.bias_add(value, bias)
 
 
-def bias_add(flow: Dataflow, eqn: Any) -> Equations | None:
+def bias_add(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """add(dot_general or conv, broadcast_in_dim(f32[n])) -> bias_add.
 
   Grappler fuses a MatMul with the BiasAdd right behind it, so a product of more than two dimensions
@@ -44,7 +45,9 @@ def bias_add(flow: Dataflow, eqn: Any) -> Equations | None:
     if bias is None or not same(value.aval.shape, shape):
       continue
     if (
-      product := flow.sole(value, P.dot_general_p, P.conv_general_dilated_p, conv_of_reversed_p)
+      product := flow.single_use(
+        value, P.dot_general_p, P.conv_general_dilated_p, conv_of_reversed_p
+      )
     ) is None:
       continue
     if product.primitive is P.dot_general_p:
@@ -56,7 +59,7 @@ def bias_add(flow: Dataflow, eqn: Any) -> Equations | None:
 
 def vector(flow: Dataflow, atom: Any, size: Any) -> Any:
   """The f32[n] that `atom` repeats along all dimensions but the last, or None."""
-  while (eqn := flow.maker(atom, P.broadcast_in_dim_p, P.reshape_p)) is not None:
+  while (eqn := flow.producer(atom, P.broadcast_in_dim_p, P.reshape_p)) is not None:
     operand = eqn.invars[0]
     if (
       len(eqn.invars) != 1
@@ -79,7 +82,7 @@ def vector(flow: Dataflow, atom: Any, size: Any) -> Any:
   return None
 
 
-def _behind_matmul(eqn: Any, dot: Any, bias: Any) -> Equations | None:
+def _behind_matmul(eqn: Eqn, dot: Eqn, bias: Any) -> Equations | None:
   """The sum as MatMul, BiasAdd and, where JAX has more than two dimensions, reshapes around
   both."""
   (lhs, rhs), (out,) = dot.invars, eqn.outvars

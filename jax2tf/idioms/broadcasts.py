@@ -12,6 +12,7 @@ from jax.extend.core import Literal
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
 from jax2tf.idioms._variants import repeated_avals, variant
+from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
 from jax2tf.traits import ARITHMETIC, COMPARISONS, OF_SEVERAL, SUMS
 
@@ -28,7 +29,7 @@ _BROADCAST = 5
 _LIMITS = {P.regularized_incomplete_beta_p: 0}
 
 
-def unrepeated(flow: Dataflow, eqn: Any) -> Equations | None:
+def unrepeated(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """add(x, broadcast_in_dim(y)) -> add(x, y), or add(x, reshape(y)) where y's dimensions are not
   the last ones of x."""
   shape = eqn.outvars[0].aval.shape
@@ -36,34 +37,33 @@ def unrepeated(flow: Dataflow, eqn: Any) -> Equations | None:
     return None
   if eqn.primitive in _FLOATS_ONLY and eqn.outvars[0].aval.dtype.kind != "f":
     return None
-  makers = [flow.maker(v, P.broadcast_in_dim_p) for v in eqn.invars]
-  found = [
-    i
-    for i, maker in enumerate(makers)
-    if maker is not None and len(maker.invars) == 1 and is_array(maker.invars[0])
-  ]
-  # the predicate stays, it is a scalar or of the shape of the cases
+  producers = [flow.producer(v, P.broadcast_in_dim_p) for v in eqn.invars]
+  broadcasts = {
+    i: producer
+    for i, producer in enumerate(producers)
+    if producer is not None and len(producer.invars) == 1 and is_array(producer.invars[0])
+  }
   if eqn.primitive is P.select_n_p:
-    found = [i for i in found if i]
+    broadcasts.pop(0, None)  # The predicate stays: it is a scalar or of the shape of the cases.
   # One operand at least has the shape of the result, and keeps it.
-  if not found or not any(
-    i not in found and same(v.aval.shape, shape)
+  if not broadcasts or not any(
+    i not in broadcasts and same(v.aval.shape, shape)
     for i, v in enumerate(eqn.invars)
     if not isinstance(v, Literal)
   ):
     return None
   operands, eqns = list(eqn.invars), []
-  for i in found:
-    source, aligned = _aligned(makers[i])
+  for i, broadcast in broadcasts.items():
+    source, aligned = _aligned(broadcast)
     if aligned is None:
       operands[i] = source
     else:
       operands[i] = new_var(source, aligned)
-      eqns.append(reshape(makers[i], source, operands[i]))
+      eqns.append(reshape(broadcast, source, operands[i]))
   return [*eqns, eqn.replace(primitive=_REPEATING[eqn.primitive], invars=operands)]
 
 
-def _aligned(broadcast: Any) -> tuple[Any, list[Any] | None]:
+def _aligned(broadcast: Eqn) -> tuple[Any, list[Any] | None]:
   """(what is repeated, the shape with sizes 1 in which TensorFlow repeats it, or None where that is
   its own)."""
   source, shape = broadcast.invars[0], broadcast.outvars[0].aval.shape
@@ -76,7 +76,7 @@ def _aligned(broadcast: Any) -> tuple[Any, list[Any] | None]:
   return source, aligned[dims[0] :]
 
 
-def repeated(flow: Dataflow, eqn: Any) -> Equations | None:
+def repeated(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """mul(x f32[a,1,c,1,e,1], y f32[1,b,1,d,1,f]) -> mul of both, repeated to the shape of the
   result."""
   shape = eqn.outvars[0].aval.shape
@@ -103,30 +103,30 @@ def _alternations(shapes: Sequence[Sequence[Any]]) -> int:
   return sum(1 for _ in itertools.groupby(kind for kind in kinds if not all(kind)))
 
 
-def _either(flow: Dataflow, eqn: Any) -> Equations | None:
+def _either(flow: Dataflow, eqn: Eqn) -> Equations | None:
   return repeated(flow, eqn) or unrepeated(flow, eqn)
 
 
 def _is_product(flow: Dataflow, atom: Any) -> bool:
   """Whether it comes from dot_general, perhaps times a number."""
-  scaled = flow.maker(atom, P.mul_p, P.div_p, _REPEATING[P.mul_p], _REPEATING[P.div_p])
+  scaled = flow.producer(atom, P.mul_p, P.div_p, _REPEATING[P.mul_p], _REPEATING[P.div_p])
   return any(
-    flow.maker(v, P.dot_general_p) is not None
+    flow.producer(v, P.dot_general_p) is not None
     for v in (atom, *(scaled.invars if scaled is not None else ()))
   )
 
 
-def _sum(flow: Dataflow, eqn: Any) -> Equations | None:
+def _sum(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """As `_either`; what is added to scores f32[b,h,q,k] of a product, such as f32[1,1,q,k], as
   f32[b,1,q,k].
 
   TF 2.21: Grappler makes one op of product, number and sum, which takes hundreds of times as long
   with an addend that is repeated along b or k, but not along q.
   """
-  found, shape = _either(flow, eqn), eqn.outvars[0].aval.shape
+  rewritten, shape = _either(flow, eqn), eqn.outvars[0].aval.shape
   if len(shape) != 4 or not any(_is_product(flow, v) for v in eqn.invars):
-    return found
-  *eqns, total = found or [eqn]
+    return rewritten
+  *eqns, total = rewritten or [eqn]
   rows, operands, repeats = (shape[0], 1, *shape[2:]), list(total.invars), []
   for i, v in enumerate(operands):
     sizes = v.aval.shape
@@ -138,7 +138,7 @@ def _sum(flow: Dataflow, eqn: Any) -> Equations | None:
           primitive=P.broadcast_in_dim_p, invars=[v], outvars=[operands[i]], params=params
         )
       )
-  return [*eqns, *repeats, total.replace(invars=operands)] if repeats else found
+  return [*eqns, *repeats, total.replace(invars=operands)] if repeats else rewritten
 
 
 # What takes operands with sizes 1 where others have more.

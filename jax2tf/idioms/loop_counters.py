@@ -12,12 +12,12 @@ from typing import Any
 import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax.core import ShapedArray
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.idioms._dataflow import Dataflow, Equations
-from jax2tf.jaxprs import closed
+from jax2tf.jaxprs import Eqn, closed
 from jax2tf.lowering._counters import Counter
 from jax2tf.registry import lowers, rule_for
 
@@ -53,17 +53,18 @@ def _counted_scan(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Any:
   return scan(ctx, *operands, **params)
 
 
-def counted(flow: Dataflow, eqn: JaxprEqn) -> Equations | None:
+def counted(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """scan over numbers that `counter_p` makes -> `counted_scan_p`."""
   n_outer = sum(_split(eqn.params))
   outer, xs = eqn.invars[:n_outer], eqn.invars[n_outer:]
-  makers = [flow.maker(v, counter_p) for v in xs]
-  if not any(makers):
+  producers = [flow.producer(v, counter_p) for v in xs]
+  if not any(producers):
     return None
   counters = tuple(
-    None if maker is None else (maker.params["first"], maker.params["step"]) for maker in makers
+    None if producer is None else (producer.params["first"], producer.params["step"])
+    for producer in producers
   )
-  arrays = [v for v, maker in zip(xs, makers, strict=True) if maker is None]
+  arrays = [v for v, producer in zip(xs, producers, strict=True) if producer is None]
   params = eqn.params | {"counters": counters}
   return [eqn.replace(primitive=counted_scan_p, invars=[*outer, *arrays], params=params)]
 

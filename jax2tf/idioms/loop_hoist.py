@@ -18,12 +18,12 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, same
 from jax2tf.idioms._loops import MAPPED, Room, Scan, call_of, for_all_steps, taken_apart
 from jax2tf.idioms.loop_counters import counter_p
-from jax2tf.jaxprs import live, replaced, variables
+from jax2tf.jaxprs import Eqn, live, replaced, variables
 from jax2tf.lowering._movement import is_one
 from jax2tf.traits import RESHAPES
 
 
-def hoisted(flow: Dataflow, eqn: Any) -> Equations | None:
+def hoisted(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """scan(consts, xs) -> scan(what its steps compute of them)."""
   if (scan := taken_apart(eqn)) is None:
     return None
@@ -35,7 +35,7 @@ def hoisted(flow: Dataflow, eqn: Any) -> Equations | None:
   rows = [
     v
     for v, operand in zip(scan.xs, eqn.invars[scan.n_outer :], strict=True)
-    if flow.maker(operand, counter_p) is None
+    if flow.producer(operand, counter_p) is None
   ]
   spared = [v for v in rows if v in used and v not in rest]
   work = [e for e in early if e.primitive not in RESHAPES or _repeats(e)]
@@ -56,7 +56,7 @@ def _varying(scan: Scan, early: Sequence[Any]) -> set[Any]:
   return varying
 
 
-def _repeats(eqn: Any) -> bool:
+def _repeats(eqn: Eqn) -> bool:
   """Whether it repeats an array."""
   operand, (out,) = eqn.invars[0].aval, eqn.outvars
   return (

@@ -25,6 +25,7 @@ from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, resh
 from jax2tf.idioms._loops import Scan, call_of, taken_apart
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import (
+  Eqn,
   contains,
   live,
   map_inner,
@@ -93,7 +94,7 @@ class Access:
   combine: Any = None
 
 
-def by_rows(flow: Dataflow, eqn: Any) -> Equations | None:
+def by_rows(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """scan with a counter, and arrays read and written at it -> a scan over rows, and the arrays made
   of what it stacks."""
   if (scan := taken_apart(eqn)) is None or not isinstance(scan.length, int):
@@ -121,7 +122,7 @@ def everywhere(jaxpr: Jaxpr) -> Jaxpr:
   flow = Dataflow(eqns, jaxpr.outvars)
   for place, eqn in enumerate(eqns):
     if eqn.primitive is P.scan_p and (found := by_rows(flow, eqn)) is not None:
-      flow.put(place, found)
+      flow.replace(place, found)
   return with_equations(jaxpr, flow.equations())
 
 
@@ -147,10 +148,10 @@ class _Loop:
     self.counted_xs = [
       v
       for v, operand in xs
-      if v in self._even and not v.aval.shape and flow.maker(operand, counter_p) is None
+      if v in self._even and not v.aval.shape and flow.producer(operand, counter_p) is None
     ]
     self._results = variables(body.outvars)
-    self._maker = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+    self._producers = {v: eqn for eqn in body.eqns for v in eqn.outvars}
     self._users = collections.defaultdict[Any, list[Any]](list)
     for eqn in body.eqns:
       for v in variables(eqn.invars):
@@ -184,7 +185,7 @@ class _Loop:
       return None
     return Rows(apart[0], int(first), bool(step < 0))
 
-  def _read(self, eqn: Any) -> Access | None:
+  def _read(self, eqn: Eqn) -> Access | None:
     """What an equation reads, if that is one row of an array."""
     operand = eqn.invars[0] if eqn.invars else None
     if eqn.primitive is P.dynamic_slice_p:
@@ -202,7 +203,7 @@ class _Loop:
       return None
     return Access(operand, rows, [eqn]) if rows else None
 
-  def _write(self, eqn: Any) -> Access | None:
+  def _write(self, eqn: Eqn) -> Access | None:
     """What an equation writes, if that is one row of an array."""
     if eqn.primitive in SUMS:
       return self._added_row(eqn, *eqn.invars) or self._added_row(eqn, *eqn.invars[::-1])
@@ -225,24 +226,24 @@ class _Loop:
       )
     return Access(operand, rows, [eqn], update, _WRITES[eqn.primitive]) if rows else None
 
-  def _added_row(self, eqn: Any, operand: Any, other: Any) -> Access | None:
+  def _added_row(self, eqn: Eqn, operand: Any, other: Any) -> Access | None:
     """operand + zeros with one row, as in JAX's derivative of a row that is read. 0.0 is not added
     elsewhere, so -0.0 may remain."""
-    maker = self._maker.get(_hashed(other))
+    producer = self._producers.get(_hashed(other))
     if (
-      maker is None
-      or maker.primitive in SUMS
+      producer is None
+      or producer.primitive in SUMS
       or self._users[other] != [eqn]
       or other in self._results
     ):
       return None
-    found = self._write(maker)
+    found = self._write(producer)
     if found is None or found.combine is P.mul_p or not self._is_zero(found.array):
       return None
-    return Access(operand, found.rows, [maker, eqn], found.update, P.add_p)
+    return Access(operand, found.rows, [producer, eqn], found.update, P.add_p)
 
   def _is_zero(self, atom: Any) -> bool:
-    eqn = self._maker.get(_hashed(atom))
+    eqn = self._producers.get(_hashed(atom))
     return (
       eqn is not None
       and eqn.primitive is P.broadcast_in_dim_p
@@ -374,7 +375,7 @@ class _Loop:
     numbers = counter_p.bind(first=first, step=step, length=self.scan.length, dtype=v.aval.dtype)
     return numbers.reshape(-1, *v.aval.shape) if v.aval.shape else numbers
 
-  def _is_counted(self, eqn: Any) -> bool:
+  def _is_counted(self, eqn: Eqn) -> bool:
     """Whether a counter replaces an equation; TensorFlow folds what depends on literals alone."""
     return any(v in self._even and not v.aval.shape for v in eqn.outvars) and bool(
       variables(eqn.invars)

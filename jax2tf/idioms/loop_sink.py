@@ -20,7 +20,7 @@ from jax.extend.core import Literal, jaxpr_as_fun
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
 from jax2tf.idioms._loops import MAPPED, Room, Scan, call_of, for_all_steps, taken_apart
-from jax2tf.jaxprs import part, replaced, variables
+from jax2tf.jaxprs import Eqn, part, replaced, variables
 from jax2tf.traits import MOVES, RESHAPES, SUMS
 
 # Sums of halves are rounded in each step.
@@ -47,7 +47,7 @@ class Sum:
     return [self.of, *self.moves, self.add]
 
 
-def sunk(flow: Dataflow, eqn: Any) -> Equations | None:
+def sunk(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """scan -> (carry, ys) by a scan of fewer equations, and what its steps stack."""
   if (scan := taken_apart(eqn)) is None or any(isinstance(v, Literal) for v in scan.ys):
     return None
@@ -198,13 +198,13 @@ class _Late:
 def _sums(scan: Scan) -> dict[Any, Sum]:
   """{carried variable: its sum}."""
   body, found = scan.body, dict[Any, Sum]()
-  maker = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+  producer: dict[Any, Eqn] = {v: eqn for eqn in body.eqns for v in eqn.outvars}
   uses = collections.Counter(
     [*variables(body.outvars), *(v for eqn in body.eqns for v in variables(eqn.invars))]
   )
   fixed = {*scan.consts, *body.constvars}
   for v, out in zip(scan.carry, scan.carried, strict=True):
-    add = None if isinstance(out, Literal) else maker.get(out)
+    add = None if isinstance(out, Literal) else producer.get(out)
     if (
       add is None
       or add.primitive not in SUMS
@@ -214,7 +214,7 @@ def _sums(scan: Scan) -> dict[Any, Sum]:
     ):
       continue
     (term,), moves = [a for a in add.invars if a is not v], Equations()
-    eqn: Any = None if isinstance(term, Literal) else maker.get(term)
+    eqn = None if isinstance(term, Literal) else producer.get(term)
     while (
       eqn is not None
       and eqn.primitive in MOVES
@@ -222,7 +222,7 @@ def _sums(scan: Scan) -> dict[Any, Sum]:
       and variables(eqn.invars)
     ):
       moves.append(eqn)
-      eqn = maker.get(eqn.invars[0])
+      eqn = producer.get(eqn.invars[0])
     if eqn is None or eqn.outvars[0].aval.dtype not in _DTYPES or uses[eqn.outvars[0]] != 1:
       continue
     if eqn.primitive in (P.reduce_sum_p, P.dot_general_p) and fixed.isdisjoint(

@@ -9,6 +9,7 @@ from typing import Any
 import jax.extend.core.primitives as P
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
+from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
 from jax2tf.traits import MOVES, RESHAPES
 
@@ -18,13 +19,15 @@ _RESHAPES = RESHAPES | {P.reduce_sum_p}
 Dims = list[int | None]
 
 
-def merged(flow: Dataflow, eqn: Any) -> Equations | None:
+def merged(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """operand -> transpose, squeeze, new axis ... -> transpose: one reshape, one transpose, one
   reshape at most."""
   dims, source, chain = _dims(eqn), eqn.invars[0], [eqn.primitive]
   if dims is None:
     return _one_reshape(flow, eqn)
-  while (first := flow.sole(source, *MOVES)) is not None and (inner := _dims(first)) is not None:
+  while (first := flow.single_use(source, *MOVES)) is not None and (
+    inner := _dims(first)
+  ) is not None:
     dims, source = [d if d is None else inner[d] for d in dims], first.invars[0]
     chain.append(first.primitive)
   return (
@@ -34,7 +37,7 @@ def merged(flow: Dataflow, eqn: Any) -> Equations | None:
   )
 
 
-def _one_reshape(flow: Dataflow, eqn: Any) -> Equations | None:
+def _one_reshape(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """operand -> reshape, squeeze, new axis ...: one reshape."""
   source, (out,) = eqn.invars[0], eqn.outvars
   if not _is_reshape(eqn) or _is_free(eqn):
@@ -43,7 +46,7 @@ def _one_reshape(flow: Dataflow, eqn: Any) -> Equations | None:
   # compute them.
   if eqn.primitive is not P.reshape_p and _has_several_symbols(out.aval.shape):
     return None
-  while (first := flow.sole(source, *_RESHAPES)) is not None and _is_reshape(first):
+  while (first := flow.single_use(source, *_RESHAPES)) is not None and _is_reshape(first):
     source = first.invars[0]
   return None if source is eqn.invars[0] else [reshape(eqn, source, out)]
 
@@ -53,7 +56,7 @@ def _has_several_symbols(shape: Sequence[Any]) -> bool:
   return sum(not isinstance(size, int) for size in shape) > 1
 
 
-def _is_free(eqn: Any) -> bool:
+def _is_free(eqn: Eqn) -> bool:
   """Whether it inserts leading dimensions alone, for which elementwise ops need no equation
   (broadcasts.py)."""
   if eqn.primitive is not P.broadcast_in_dim_p:
@@ -62,7 +65,7 @@ def _is_free(eqn: Any) -> bool:
   return [*map(int, dims)] == [*range(rank - len(dims), rank)]
 
 
-def _is_reshape(eqn: Any) -> bool:
+def _is_reshape(eqn: Eqn) -> bool:
   """Whether an equation only reshapes its operand; a sum over dimensions of size 1 does, as
   gradients of broadcasts have."""
   if eqn.primitive not in _RESHAPES or len(eqn.invars) != 1 or not is_array(eqn.invars[0]):
@@ -74,7 +77,7 @@ def _is_reshape(eqn: Any) -> bool:
   )
 
 
-def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
+def _moved(eqn: Eqn, source: Any, dims: Dims) -> Equations | None:
   """Equations from `source` to the result of `eqn`, in place of `eqn`; None if a reshape would have
   to compute sizes."""
   shape, (out,) = source.aval.shape, eqn.outvars
@@ -106,7 +109,7 @@ def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
   return [*eqns, reshape(eqn, target, out)] if inserts else eqns
 
 
-def _dims(eqn: Any) -> Dims | None:
+def _dims(eqn: Eqn) -> Dims | None:
   """How an equation moves dimensions; None if it does more than move them, insert or remove ones of
   size 1."""
   operand, params = eqn.invars[0], eqn.params

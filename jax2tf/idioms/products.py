@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import jax.extend.core.primitives as P
-from jax.extend.core import JaxprEqn
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
+from jax2tf.jaxprs import Eqn
 
 
-def swapped(flow: Dataflow, eqn: JaxprEqn) -> Equations | None:
+def swapped(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """transpose(dot_general(lhs, rhs)) -> dot_general(rhs, lhs): the gradient of each dense kernel is
   such a pair."""
-  if (dot := flow.sole(eqn.invars[0], P.dot_general_p)) is None:
+  if (dot := flow.single_use(eqn.invars[0], P.dot_general_p)) is None:
     return None
   (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dot.params["dimension_numbers"]
   n_batch, rank = len(lhs_batch), len(eqn.params["permutation"])
@@ -35,7 +35,7 @@ def swapped(flow: Dataflow, eqn: JaxprEqn) -> Equations | None:
   ]
 
 
-def untransposed(flow: Dataflow, eqn: JaxprEqn) -> Equations | None:
+def untransposed(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """dot_general(transpose(x), y) -> dot_general(x, y), which contracts other dimensions."""
   operands, numbers, found = (
     list(eqn.invars),
@@ -43,7 +43,7 @@ def untransposed(flow: Dataflow, eqn: JaxprEqn) -> Equations | None:
     False,
   )
   for side, operand in enumerate(operands):
-    if (transpose := flow.sole(operand, P.transpose_p)) is not None and is_array(operand):
+    if (transpose := flow.single_use(operand, P.transpose_p)) is not None and is_array(operand):
       permutation = transpose.params["permutation"]
       # The order of free dimensions is the order in the result, so they must come in it.
       taken = {d for dims in numbers[side] for d in dims}

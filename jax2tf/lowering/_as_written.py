@@ -26,13 +26,13 @@ def as_written(op: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
   def written(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     result = op(x, y)
     if not tf.executing_eagerly():
-      makers = _maker(x).type, _maker(y).type
+      producers = _producer(x).type, _producer(y).type
       is_grouped = any(
-        result.op.type in kinds and not kinds.isdisjoint(makers) for kinds in (_SUMS, _PRODUCTS)
+        result.op.type in kinds and not kinds.isdisjoint(producers) for kinds in (_SUMS, _PRODUCTS)
       )
       if is_grouped and (not result.dtype.is_integer or _ends_a_chain(result, x, y)):
         _tf_compat.keep_order(result.op)
-      if not result.dtype.is_integer and _loses_its_constant(result.op.type, (x, y), makers):
+      if not result.dtype.is_integer and _loses_its_constant(result.op.type, (x, y), producers):
         _tf_compat.keep_constant(result.op)
     return result
 
@@ -43,7 +43,7 @@ def apart(x: tf.Tensor, *kinds: str) -> tf.Tensor:
   """`x`; if an op of one of these kinds computes it, Grappler does not merge that op with the next
   one."""
   return (
-    tf.ensure_shape(x, x.shape) if not tf.executing_eagerly() and _maker(x).type in kinds else x
+    tf.ensure_shape(x, x.shape) if not tf.executing_eagerly() and _producer(x).type in kinds else x
   )
 
 
@@ -61,20 +61,20 @@ def _ends_a_chain(result: tf.Tensor, *operands: tf.Tensor) -> bool:
   return result._jax2tf_chain % 32 == 0
 
 
-def _loses_its_constant(kind: str, operands: Sequence[tf.Tensor], makers: Sequence[str]) -> bool:
+def _loses_its_constant(kind: str, operands: Sequence[tf.Tensor], producers: Sequence[str]) -> bool:
   """Whether Grappler would move the constant operand of an op, if it has one, into another op."""
   folds = [_folds(x) for x in operands]
   if folds[0] == folds[1]:
     return False
-  maker = makers[folds.index(False)]
+  producer = producers[folds.index(False)]
   if kind in _PRODUCTS:
-    return maker in _PRODUCTS
+    return producer in _PRODUCTS
   if kind == "Sub" and folds[0] and not is_known(lambda value: value != 0, operands[0]):
     return True  # 0 - y would become -y, which is -0.0 for 0.0
-  return maker in _SUMS or maker in _PRODUCTS  # a product with 1 is removed first
+  return producer in _SUMS or producer in _PRODUCTS  # a product with 1 is removed first
 
 
-def _maker(x: tf.Tensor) -> tf.Operation:
+def _producer(x: tf.Tensor) -> tf.Operation:
   """The op that computes a tensor, behind the identities, which Grappler removes."""
   while x.op.type in ("Identity", "IdentityN", "PreventGradient", "StopGradient"):
     x = x.op.inputs[x.value_index]

@@ -22,7 +22,7 @@ from jax.extend.core import Literal, Primitive
 
 from jax2tf import _jax_compat
 from jax2tf._jax_compat import batching
-from jax2tf.jaxprs import ClosedJaxpr, closed, opened, walk
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, closed, opened, walk
 from jax2tf.traits import HASHES, is_elementwise
 
 # The dimension variable for the number of lanes.
@@ -191,7 +191,7 @@ class _Lanes:
       env.update(zip(eqn.outvars, results, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
-  def _equation(self, eqn: Any, operands: list[_Value]) -> list[_Value]:
+  def _equation(self, eqn: Eqn, operands: list[_Value]) -> list[_Value]:
     if eqn.primitive in _CALLS:
       return self._run(closed(eqn.params[_CALLS[eqn.primitive]]), operands)
     if eqn.primitive is P.while_p and any(x.by_lane for x in operands):
@@ -207,13 +207,13 @@ class _Lanes:
     results = eqn.primitive.bind(*(x.array for x in operands), **params)
     return [_Value(y, by_lane) for y in (results if eqn.primitive.multiple_results else [results])]
 
-  def _repeats(self, eqn: Any, operands: Sequence[_Value]) -> bool:
+  def _repeats(self, eqn: Eqn, operands: Sequence[_Value]) -> bool:
     """Whether a broadcast gives the same row to each lane."""
     if len(operands) != 1 or operands[0].by_lane:
       return False
     return self.are_rows(eqn.outvars[0].aval) and 0 not in eqn.params["broadcast_dimensions"]
 
-  def _params(self, eqn: Any, operands: Sequence[_Value]) -> dict[str, Any]:
+  def _params(self, eqn: Eqn, operands: Sequence[_Value]) -> dict[str, Any]:
     """The params that differ for another number of lanes."""
     primitive = eqn.primitive
     if is_elementwise(primitive) or primitive is _jax_compat.random_wrap_p:
@@ -224,7 +224,7 @@ class _Lanes:
     _require(primitive in _BY_ROWS and all(x.by_lane for x in operands))
     return _BY_ROWS[primitive](self, eqn.params, eqn.invars[0].aval)
 
-  def _while(self, eqn: Any, operands: Sequence[_Value]) -> list[_Value]:
+  def _while(self, eqn: Eqn, operands: Sequence[_Value]) -> list[_Value]:
     params = eqn.params
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     rows = [x.by_lane for x in operands]
@@ -237,7 +237,7 @@ class _Lanes:
     results = P.while_p.bind(*(x.array for x in operands), **new)
     return [_Value(y, row) for y, row in zip(results, carried, strict=True)]
 
-  def _cond(self, eqn: Any, operands: Sequence[_Value]) -> list[_Value]:
+  def _cond(self, eqn: Eqn, operands: Sequence[_Value]) -> list[_Value]:
     index, *rest = operands
     _require(not index.by_lane)
     given = [x.by_lane for x in rest]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.extend.core import JaxprEqn
 
 from jax2tf import _jax_compat
+from jax2tf.jaxprs import Eqn
 
 _NAME = "jax2tf_default_device"
 _recording = threading.local()
@@ -31,7 +31,7 @@ def recorded(name_of: Callable[[Any], str | None]) -> Iterator[None]:
     _recording.value = before
 
 
-def default_device_of(eqn: JaxprEqn) -> str | None:
+def default_device_of(eqn: Eqn) -> str | None:
   """The name that `recorded` recorded."""
   return (eqn.ctx.xla_metadata or {}).get(_NAME)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import jax.extend.core.primitives as P
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, Literal
 
 from jax2tf import _jax_compat
-from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs, opened, replaced
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, function_of, inner_jaxprs, opened, replaced
 from jax2tf.lines import user_line
 from jax2tf.placement.default_device import default_device_of
 from jax2tf.placement.devices import HOST, Place, place_of
@@ -34,7 +34,7 @@ class Placement:
     """The places of variables and literals."""
     return tuple(None if isinstance(v, Literal) else self.values.get(v) for v in atoms)
 
-  def run(self, eqn: JaxprEqn) -> Place | None:
+  def run(self, eqn: Eqn) -> Place | None:
     """The place where an equation runs."""
     return self.runs.get(eqn.outvars[0]) if eqn.outvars else None
 
@@ -61,12 +61,12 @@ def _places_any(jaxpr: Jaxpr) -> bool:
   return any(map(_names_place, jaxpr.eqns))
 
 
-def _names_place(eqn: JaxprEqn) -> bool:
+def _names_place(eqn: Eqn) -> bool:
   return bool(places_named_by(eqn)) or any(map(_places_any, inner_jaxprs(eqn)))
 
 
 def propagate(
-  invars: Sequence[Any], eqns: Sequence[Any], operands: Sequence[Place | None]
+  invars: Sequence[Any], eqns: Sequence[Eqn], operands: Sequence[Place | None]
 ) -> Placement:
   """As `placement`, of equations."""
   if not any(operands) and not any(map(_names_place, eqns)):
@@ -101,16 +101,16 @@ def _place_after(target: Any, source: Any, before: Place | None) -> Place | None
   return before if source is None else None
 
 
-def _scope(eqn: JaxprEqn) -> Place | None:
+def _scope(eqn: Eqn) -> Place | None:
   """The place that a `compute_on` or `default_device` around the equation names."""
   return _computed_on(eqn) or default_device_of(eqn)
 
 
-def _computed_on(eqn: JaxprEqn) -> Place | None:
+def _computed_on(eqn: Eqn) -> Place | None:
   return HOST if eqn.params.get("compute_type", eqn.ctx.compute_type) == "device_host" else None
 
 
-def _common(eqn: JaxprEqn, places: Sequence[Place | None]) -> Place | None:
+def _common(eqn: Eqn, places: Sequence[Place | None]) -> Place | None:
   distinct = sorted({place for place in places if place})
   if len(distinct) > 1:
     raise ValueError(
@@ -122,7 +122,7 @@ def _common(eqn: JaxprEqn, places: Sequence[Place | None]) -> Place | None:
 
 
 def _results(
-  eqn: JaxprEqn, inner: Jaxpr | None, places: Sequence[Place | None]
+  eqn: Eqn, inner: Jaxpr | None, places: Sequence[Place | None]
 ) -> Sequence[Place | None]:
   """The places of the results of an equation whose operands have no place: those on which its inner
   jaxprs agree."""
@@ -135,7 +135,7 @@ def _results(
   return [p[0] if len(set(p)) == 1 else None for p in zip(*outcomes, strict=True)]
 
 
-def places_named_by(eqn: JaxprEqn) -> list[Place]:
+def places_named_by(eqn: Eqn) -> list[Place]:
   """The places that the equation itself specifies."""
   targets = eqn.params["devices"] if eqn.primitive is P.device_put_p else ()
   return [place for place in (_scope(eqn), *map(place_of, targets)) if place]
@@ -151,7 +151,7 @@ def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
   if not targets or not (placed := placement(jaxpr)).values:
     return jaxpr
 
-  def known(eqn: JaxprEqn) -> Any:
+  def known(eqn: Eqn) -> Eqn:
     if eqn.primitive is not P.device_put_p:
       return eqn
     before = [targets.get(place) for place in placed.of(eqn.invars)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
-from jax2tf.jaxprs import function_of, variables
+from jax2tf.jaxprs import Eqn, function_of, variables
 
 _SHARDINGS = {
   "sharding",
@@ -22,7 +22,7 @@ _SHARDINGS = {
 }
 
 
-def has_sharding(eqn: JaxprEqn) -> bool:
+def has_sharding(eqn: Eqn) -> bool:
   """Whether an equation shards a value over several devices."""
   values = (eqn.params[name] for name in _SHARDINGS.intersection(eqn.params))
   return any(

@@ -10,12 +10,13 @@ import jax
 import tensorflow as tf
 from jax.core import ShapedArray
 from jax.export import is_symbolic_dim
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dtypes import is_differentiable
 from jax2tf.graph_context import asserted
+from jax2tf.jaxprs import Eqn
 from jax2tf.registry import lowers, stays_in_tensorflow
 from jax2tf.tf_calls import under_jit
 from jax2tf.tf_calls.derivations import Linear, derivative, vmapped
@@ -155,7 +156,7 @@ def _in_front(
   )
 
 
-def _known(saveable: Any, unknown: Sequence[bool], here: Sequence[bool], eqn: JaxprEqn) -> Any:
+def _known(saveable: Any, unknown: Sequence[bool], here: Sequence[bool], eqn: Eqn) -> Any:
   """The rematerialisation rule of a call: values that may have changed are never recomputed.
 
   Args:

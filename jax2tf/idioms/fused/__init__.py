@@ -110,7 +110,7 @@ def with_composite_ops(jaxpr: ClosedJaxpr, names: frozenset[str] = NAMES) -> Clo
       for place, eqn in enumerate(eqns):
         for idiom in table.get(eqn.primitive, ()):
           if (found := idiom(flow, eqn, templates)) is not None:
-            flow.put(place, found)
+            flow.replace(place, found)
             break
       eqns = list(flow.equations())
   return replaced(jaxpr, eqns=eqns)

@@ -12,7 +12,7 @@ from jax.extend.core import Literal
 
 from jax2tf import normalise
 from jax2tf.idioms._dataflow import same
-from jax2tf.jaxprs import ClosedJaxpr, replaced, variables
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, replaced, variables
 from jax2tf.lowering._movement import is_one
 
 # Equations that are folded if all operands are literals, such as the n - 0 of a variance.
@@ -44,9 +44,9 @@ class _Flat(normalise.Flat):
 
   def __init__(self, atoms: dict[Any, Any] | None = None, *, inside: bool = False):
     super().__init__(atoms, inside=inside)
-    self._maker: dict[Any, Any] = {}
+    self._producers: dict[Any, Any] = {}
 
-  def results(self, eqn: Any) -> list[Any]:
+  def results(self, eqn: Eqn) -> list[Any]:
     """The results of an equation. It is added only if it cannot be folded and no equal one is
     there."""
     if (number := _number(eqn)) is not None:
@@ -58,10 +58,10 @@ class _Flat(normalise.Flat):
     if (source := self._before(eqn)) is not None:
       return [source]
     results = super().results(eqn)
-    self._maker.update((v, eqn) for v in variables(results))
+    self._producers.update((v, eqn) for v in variables(results))
     return results
 
-  def _inserting(self, eqn: Any) -> Any:
+  def _inserting(self, eqn: Eqn) -> Eqn:
     """A reshape that only inserts dimensions as broadcast_in_dim, and two of these as one."""
     if eqn.primitive is P.reshape_p and eqn.params["dimensions"] is None and len(eqn.invars) == 1:
       shape, sizes = eqn.invars[0].aval.shape, eqn.params["new_sizes"]
@@ -73,7 +73,7 @@ class _Flat(normalise.Flat):
         )
     if eqn.primitive is not P.broadcast_in_dim_p or isinstance(eqn.invars[0], Literal):
       return eqn
-    before = self._maker.get(eqn.invars[0])
+    before = self._producers.get(eqn.invars[0])
     if (
       before is None
       or before.primitive is not P.broadcast_in_dim_p
@@ -86,11 +86,11 @@ class _Flat(normalise.Flat):
     )
     return eqn.replace(invars=before.invars, params=eqn.params | {"broadcast_dimensions": dims})
 
-  def _before(self, eqn: Any) -> Any:
+  def _before(self, eqn: Eqn) -> Any:
     """The value before a dimension was inserted that this squeeze removes, as `jax.vmap` of a
     convolution does; else None."""
     inserted = (
-      self._maker.get(eqn.invars[0])
+      self._producers.get(eqn.invars[0])
       if eqn.primitive is P.squeeze_p and not isinstance(eqn.invars[0], Literal)
       else None
     )
@@ -99,18 +99,14 @@ class _Flat(normalise.Flat):
     ):
       return None
     (source,) = inserted.invars
-    kept = [
-      d for d in range(len(inserted.outvars[0].aval.shape)) if d not in eqn.params["dimensions"]
-    ]
+    rank, squeezed = len(inserted.outvars[0].aval.shape), eqn.params["dimensions"]
+    remaining = [d for d in range(rank) if d not in squeezed]
     alike = not isinstance(source, Literal) and same(source.aval.shape, eqn.outvars[0].aval.shape)
-    return (
-      source
-      if alike and [int(d) for d in inserted.params["broadcast_dimensions"]] == kept
-      else None
-    )
+    is_undone = alike and [int(d) for d in inserted.params["broadcast_dimensions"]] == remaining
+    return source if is_undone else None
 
 
-def _number(eqn: Any) -> Literal | None:
+def _number(eqn: Eqn) -> Literal | None:
   """The result of an equation whose operands are literals; else None."""
   if eqn.primitive not in _OF_NUMBERS or not all(
     isinstance(v, Literal) and not np.shape(v.val) for v in eqn.invars

@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax.interpreters import ad
 
 from jax2tf.idioms._dataflow import Dataflow, Equations
 from jax2tf.idioms.fused._template import Templates, matched
-from jax2tf.jaxprs import variables
+from jax2tf.jaxprs import Eqn, variables
 from jax2tf.registry import lowers
 
 # TensorFlow's composite ops of halves round once less than JAX's equations.
@@ -77,7 +77,7 @@ def _one(
 ) -> tuple[Primitive, Idiom]:
   last, find = finding(template, vectors=vectors, holes=len(holes))
 
-  def idiom(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+  def idiom(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
     found = find(flow, root, templates)
     if found is None or not takes(root.outvars[0].aval.dtype, *found[1]):
       return None
@@ -97,16 +97,16 @@ def finding(
   (operands, numbers), or None)."""
   rough = Templates()(template, (2, 3), np.dtype(np.float32), vectors, holes)
 
-  def find(flow: Dataflow, root: Any, templates: Templates) -> tuple[list[Any], list[float]] | None:
+  def find(flow: Dataflow, root: Eqn, templates: Templates) -> tuple[list[Any], list[float]] | None:
     aval = root.outvars[0].aval
     if (
       not aval.shape
       or aval.dtype not in DTYPES
-      or matched(rough, root, flow.maker, roughly=True) is None
+      or matched(rough, root, flow.producer, roughly=True) is None
     ):
       return None
     wanted = templates(template, aval.shape, aval.dtype, vectors, holes)
-    found = matched(wanted, root, flow.maker)
+    found = matched(wanted, root, flow.producer)
     if found is None or not _alone(flow, root, found.eqns.values()):
       return None
     return [found.atoms[v] for v in wanted.invars], found.holes
@@ -143,7 +143,7 @@ def composite(
   return primitive
 
 
-def _alone(flow: Dataflow, root: Any, eqns: Any) -> bool:
+def _alone(flow: Dataflow, root: Eqn, eqns: Collection[Eqn]) -> bool:
   """Whether only these equations use their intermediate values."""
   uses = [v for eqn in eqns for v in variables(eqn.invars)]
   return all(flow.uses(v) == uses.count(v) for eqn in eqns if eqn is not root for v in eqn.outvars)

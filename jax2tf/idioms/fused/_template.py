@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.extend.core.primitives as P
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import Literal, jaxpr_as_fun
 
 from jax2tf.idioms._dataflow import same
 from jax2tf.idioms.fused._inline import inlined
-from jax2tf.jaxprs import ClosedJaxpr, closed, part
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, closed, part
 from jax2tf.registry import PLACEMENT_PARAMS
 from jax2tf.traits import COMMUTATIVE
 
@@ -30,30 +30,30 @@ HOLE = 0.8265371
 class Match:
   """The values of a template's variables, and the equations that it replaces."""
 
-  maker: Callable[[Any], Any]
+  producer: Callable[[Any], Any]
   roughly: bool = False
   atoms: dict[Any, Any] = field(default_factory=dict)
   holes: list[float] = field(default_factory=list)
-  eqns: dict[int, Any] = field(default_factory=dict)
+  eqns: dict[int, Eqn] = field(default_factory=dict)
 
   def copy(self) -> Match:
-    return Match(self.maker, self.roughly, dict(self.atoms), list(self.holes), dict(self.eqns))
+    return Match(self.producer, self.roughly, dict(self.atoms), list(self.holes), dict(self.eqns))
 
 
 def matched(
-  template: ClosedJaxpr, root: Any, maker: Callable[[Any], Any], *, roughly: bool = False
+  template: ClosedJaxpr, root: Eqn, producer: Callable[[Any], Any], *, roughly: bool = False
 ) -> Match | None:
-  """How `root` computes the result of a template, with the equations before it, which `maker`
+  """How `root` computes the result of a template, with the equations before it, which `producer`
   finds; or None.
 
   With `roughly`, only the primitives are compared, so that a template of other sizes rejects most
   equations at once.
   """
   made_by: dict[Any, Any] = {v: eqn for eqn in template.eqns for v in eqn.outvars}
-  return _equation(made_by, made_by[template.outvars[0]], root, Match(maker, roughly))
+  return _equation(made_by, made_by[template.outvars[0]], root, Match(producer, roughly))
 
 
-def _equation(made_by: Mapping[Any, Any], of: Any, eqn: JaxprEqn, match: Match) -> Match | None:
+def _equation(made_by: Mapping[Any, Any], of: Any, eqn: Eqn, match: Match) -> Match | None:
   if (
     of.primitive is not eqn.primitive
     or len(of.invars) != len(eqn.invars)
@@ -85,7 +85,7 @@ def _atom(made_by: Mapping[Any, Any], wanted: Any, atom: Any, match: Match) -> M
   ):
     return None
   if wanted in made_by:
-    eqn = match.maker(atom)
+    eqn = match.producer(atom)
     found = eqn and len(eqn.outvars) == 1 and _equation(made_by, made_by[wanted], eqn, match)
     if not found:
       return None
@@ -108,7 +108,7 @@ def _literal(wanted: Any, atom: Any, match: Match) -> Match | None:
   return match if np.array_equal(wanted.val, atom.val) else None
 
 
-def _alike(of: Any, eqn: JaxprEqn) -> bool:
+def _alike(of: Any, eqn: Eqn) -> bool:
   if of.primitive is P.custom_jvp_call_p:
     return _same_function(of, eqn)
   keys = of.params.keys() - PLACEMENT_PARAMS
@@ -121,7 +121,7 @@ def _equal(a: Any, b: Any) -> bool:
   return a is b or bool(np.all(a == b))
 
 
-def _same_function(of: Any, eqn: JaxprEqn) -> bool:
+def _same_function(of: Any, eqn: Eqn) -> bool:
   """Whether two functions with custom derivative rules have the same dataflow, and their rules
   too."""
   if [v.aval.str_short() for v in of.invars] != [v.aval.str_short() for v in eqn.invars]:
@@ -145,7 +145,7 @@ def _same_dataflow(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
   )
 
 
-def _function_and_rule(eqn: JaxprEqn) -> Iterator[ClosedJaxpr]:
+def _function_and_rule(eqn: Eqn) -> Iterator[ClosedJaxpr]:
   """A function, and its tangent as a function of primals and tangents."""
   body = closed(eqn.params["call_jaxpr"])
   yield inlined(body)

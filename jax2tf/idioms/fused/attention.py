@@ -24,6 +24,7 @@ from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, reshape
 from jax2tf.idioms.fused._inline import substituted
 from jax2tf.idioms.fused._primitives import composite
 from jax2tf.idioms.fused._template import Templates
+from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
 
 _LEAST = -1e30
@@ -38,7 +39,7 @@ masked_p = composite(
 )
 
 
-def biased(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def biased(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """q @ k * f32[] + f32[b,h,q,k] -> biased(q @ k * f32[], f32[b,1,q,k]), of a bias that all heads
   share."""
   found = (
@@ -48,7 +49,7 @@ def biased(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   return next(filter(None, found), None)
 
 
-def masked(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def masked(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """select_n(bool[b,h,q,k], -1e30, q @ k * f32[]) -> masked(q @ k * f32[], f32[b,1,q,k]), of a mask
   that all heads share."""
   mask, *cases = root.invars
@@ -69,7 +70,7 @@ def masked(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
 
 def _with(
   flow: Dataflow,
-  root: Any,
+  root: Eqn,
   scores: Any,
   other: Any,
   addend: Callable[..., jax.Array],
@@ -115,7 +116,7 @@ def _with(
 
 def _number(flow: Dataflow, atom: Any) -> float | None:
   """The number that fills an array, or None."""
-  while (eqn := flow.maker(atom, P.broadcast_in_dim_p)) is not None:
+  while (eqn := flow.producer(atom, P.broadcast_in_dim_p)) is not None:
     atom = eqn.invars[0]
   return float(atom.val) if isinstance(atom, Literal) and not np.shape(atom.val) else None
 
@@ -127,12 +128,12 @@ def _product(flow: Dataflow, atom: Any) -> Equations | None:
   Those of `jax.nn` are f32[1,b,h,q,k], made of f32[b,h,q,1,k].
   """
   if grouped := len(atom.aval.shape) == 5:
-    turn = flow.sole(atom, P.transpose_p)
+    turn = flow.single_use(atom, P.transpose_p)
     if turn is None or tuple(turn.params["permutation"]) != (3, 0, 1, 2, 4):
       return None
     atom = turn.invars[0]
   scores, factor = _times(flow, atom)
-  dot = flow.sole(scores, P.dot_general_p)
+  dot = flow.single_use(scores, P.dot_general_p)
   if (
     dot is None
     or len(scores.aval.shape) != 4 + grouped
@@ -166,7 +167,7 @@ def _product(flow: Dataflow, atom: Any) -> Equations | None:
 
 def _times(flow: Dataflow, atom: Any) -> tuple[Any, float]:
   """(what a number is multiplied with, the number)."""
-  eqn, factor = flow.sole(atom, P.mul_p, P.div_p), 1.0
+  eqn, factor = flow.single_use(atom, P.mul_p, P.div_p), 1.0
   while eqn is not None and any(isinstance(v, Literal) for v in eqn.invars):
     if eqn.primitive is P.mul_p:
       (number,), (atom,) = (
@@ -177,7 +178,7 @@ def _times(flow: Dataflow, atom: Any) -> tuple[Any, float]:
       atom, factor = eqn.invars[0], factor / float(eqn.invars[1].val)
     else:
       break
-    eqn = flow.sole(atom, P.mul_p, P.div_p)
+    eqn = flow.single_use(atom, P.mul_p, P.div_p)
   return atom, factor
 
 
@@ -189,9 +190,9 @@ def _parts(
 
   `dims`: those of `atom` among those of the scores.
   """
-  if (eqn := flow.maker(atom, P.and_p)) is not None:
+  if (eqn := flow.producer(atom, P.and_p)) is not None:
     return [part for v in eqn.invars for part in _parts(flow, v, dims, rank)]
-  eqn = flow.maker(atom, P.broadcast_in_dim_p)
+  eqn = flow.producer(atom, P.broadcast_in_dim_p)
   if eqn is not None and len(eqn.invars) == 1:
     return _parts(
       flow, eqn.invars[0], [dims[int(d)] for d in eqn.params["broadcast_dimensions"]], rank

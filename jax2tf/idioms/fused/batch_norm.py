@@ -20,6 +20,7 @@ from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, same
 from jax2tf.idioms.fused._inline import substituted
 from jax2tf.idioms.fused._primitives import composite
 from jax2tf.idioms.fused._template import Templates
+from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
 from jax2tf.traits import COMMUTATIVE
 
@@ -44,11 +45,12 @@ def _in_tf(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
 batch_norm_p = composite("batch_norm", lambda x, scale, offset: x * scale + offset, _in_tf)
 
 
-def batch_norm(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def batch_norm(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """((conv - f32[c]) * f32[c]) + f32[c] -> batch_norm(conv, f32[c], f32[c]); one equation after the
   other."""
   steps: list[tuple[Any, Any]] = []
-  eqn, (out,) = root, root.outvars
+  eqn: Eqn | None = root
+  (out,) = root.outvars
   if out.aval.dtype != np.float32 or len(out.aval.shape) != 4:
     return None
   while eqn is not None and eqn.primitive in _DO:
@@ -56,7 +58,7 @@ def batch_norm(flow: Dataflow, root: Any, templates: Templates) -> Equations | N
       return None
     value, row = found
     steps.append((_DO[eqn.primitive], row))
-    eqn = flow.sole(value, *_DO, P.conv_general_dilated_p, batch_norm_p)
+    eqn = flow.single_use(value, *_DO, P.conv_general_dilated_p, batch_norm_p)
   if eqn is None:
     return None
   known: list[Any] = []
@@ -97,13 +99,13 @@ def _after(do: Any, vector: Any, by: Any) -> Any:
   return by if do in (operator.mul, operator.add) else -by if do is operator.sub else 1 / by
 
 
-def _of_rows(flow: Dataflow, eqn: Any) -> tuple[Any, Any] | None:
+def _of_rows(flow: Dataflow, eqn: Eqn) -> tuple[Any, Any] | None:
   """(what is computed with, the f32[1,1,1,c] or f32[c] that it is combined with), in this order but
   for what commutes."""
   shape = eqn.outvars[0].aval.shape
   orders = (eqn.invars, eqn.invars[::-1]) if eqn.primitive in COMMUTATIVE else (eqn.invars,)
   for value, other in orders:
-    before = flow.sole(value, *_DO, P.conv_general_dilated_p, batch_norm_p)
+    before = flow.single_use(value, *_DO, P.conv_general_dilated_p, batch_norm_p)
     if (
       before is not None
       and same(value.aval.shape, shape)
@@ -117,7 +119,7 @@ def _row(flow: Dataflow, atom: Any, size: Any) -> Any:
   """What `atom` repeats along all dimensions but the last, or None."""
   while (
     not all(map(is_one, atom.aval.shape[:-1]))
-    and (eqn := flow.maker(atom, P.broadcast_in_dim_p)) is not None
+    and (eqn := flow.producer(atom, P.broadcast_in_dim_p)) is not None
   ):
     operand, dims = eqn.invars[0], eqn.params["broadcast_dimensions"]
     if (
@@ -132,10 +134,10 @@ def _row(flow: Dataflow, atom: Any, size: Any) -> Any:
   )
 
 
-def depthwise(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def depthwise(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """batch_norm of a convolution by groups as a factor of its kernel and a bias: Grappler fuses no
   FusedBatchNorm with it, but BiasAdd."""
-  conv = flow.sole(root.invars[0], P.conv_general_dilated_p)
+  conv = flow.single_use(root.invars[0], P.conv_general_dilated_p)
   return (
     None
     if conv is None or conv.params["feature_group_count"] == 1
@@ -143,11 +145,11 @@ def depthwise(flow: Dataflow, root: Any, templates: Templates) -> Equations | No
   )
 
 
-def before_tanh(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def before_tanh(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """tanh(batch_norm(conv)) likewise. TF 2.21: Grappler makes one op of Conv2D, FusedBatchNorm and
   Tanh without a kernel: the call fails."""
-  batch = flow.sole(root.invars[0], batch_norm_p)
-  conv = None if batch is None else flow.sole(batch.invars[0], P.conv_general_dilated_p)
+  batch = flow.single_use(root.invars[0], batch_norm_p)
+  conv = None if batch is None else flow.single_use(batch.invars[0], P.conv_general_dilated_p)
   if conv is None:
     return None
   out = new_var(root.invars[0], root.invars[0].aval.shape)

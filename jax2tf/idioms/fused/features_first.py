@@ -17,13 +17,14 @@ import jax.numpy as jnp
 from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, same
 from jax2tf.idioms.fused._inline import substituted
 from jax2tf.idioms.fused._template import Templates
+from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
 from jax2tf.traits import ARITHMETIC, COMMUTATIVE
 
 _FIRST = (0, 3, 1, 2)  # the permutation from features last
 
 
-def turned(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def turned(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """conv -> f32[b,c,h,w] as conv -> f32[b,h,w,c] and a transpose."""
   (out,), numbers = root.outvars, root.params["dimension_numbers"]
   if len(out.aval.shape) != 4 or tuple(numbers.out_spec) != (0, 1, 2, 3):
@@ -37,7 +38,7 @@ def turned(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   return [conv, _transpose(root, last)]
 
 
-def combined(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def combined(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """transpose(x f32[b,h,w,c]) * f32[1,c,1,1] -> transpose(x * f32[1,1,1,c])."""
   (out,), orders = (root.outvars, [(0, 1), (1, 0)] if root.primitive in COMMUTATIVE else [(0, 1)])
   for i, other in orders:
@@ -61,7 +62,7 @@ def combined(flow: Dataflow, root: Any, templates: Templates) -> Equations | Non
   return None
 
 
-def activated(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def activated(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """relu(transpose(x)) -> transpose(relu(x)), of such a transpose."""
   if (turn := _turn(flow, root.invars[0])) is None:
     return None
@@ -69,13 +70,13 @@ def activated(flow: Dataflow, root: Any, templates: Templates) -> Equations | No
   return [root.replace(invars=turn.invars, outvars=[last]), _transpose(root, last)]
 
 
-def _transpose(root: Any, last: Any) -> Any:
+def _transpose(root: Eqn, last: Any) -> Any:
   return root.replace(primitive=P.transpose_p, invars=[last], params={"permutation": _FIRST})
 
 
 def _turn(flow: Dataflow, atom: Any) -> Any:
   """The transpose that gives features first, if nothing else uses its result, or None."""
-  turn = flow.sole(atom, P.transpose_p)
+  turn = flow.single_use(atom, P.transpose_p)
   return turn if turn is not None and tuple(turn.params["permutation"]) == _FIRST else None
 
 
@@ -83,7 +84,7 @@ def _features(flow: Dataflow, atom: Any, size: Any) -> Any:
   """The vector with one number per feature, f32[c] up to sizes of 1, behind f32[1,c,1,1] or a
   broadcast to it; or None."""
   dims = list(range(len(atom.aval.shape)))
-  while (eqn := flow.maker(atom, P.broadcast_in_dim_p)) is not None and len(eqn.invars) == 1:
+  while (eqn := flow.producer(atom, P.broadcast_in_dim_p)) is not None and len(eqn.invars) == 1:
     atom, dims = eqn.invars[0], [dims[int(d)] for d in eqn.params["broadcast_dimensions"]]
   wide = [(d, n) for d, n in zip(dims, atom.aval.shape, strict=True) if not is_one(n)]
   return atom if [d for d, _ in wide] == [1] and same([wide[0][1]], [size]) else None

@@ -16,6 +16,7 @@ import tensorflow as tf
 from jax2tf.idioms._dataflow import Dataflow, Equations, new_var
 from jax2tf.idioms.fused._primitives import composite, finding, self_adjoint
 from jax2tf.idioms.fused._template import Templates
+from jax2tf.jaxprs import Eqn
 
 _mean = functools.partial(jnp.mean, axis=-1, keepdims=True)
 
@@ -96,7 +97,7 @@ def _template(
   return form(centred, variance + epsilon, *scale)
 
 
-def _idiom(find: Any, flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def _idiom(find: Any, flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """(x - mean(x)) / sqrt(var(x) + epsilon) * f32[n] -> normalize(x) * f32[n]."""
   if (found := find(flow, root, templates)) is None:
     return None

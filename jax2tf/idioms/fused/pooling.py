@@ -16,6 +16,7 @@ from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, reshape
 from jax2tf.idioms._variants import variant
 from jax2tf.idioms.fused._primitives import DTYPES
 from jax2tf.idioms.fused._template import Templates
+from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
 
 
@@ -38,22 +39,22 @@ max_pool_p = _pooling(P.reduce_window_max_p, plain=True)
 mean_pool_p = _pooling(P.reduce_window_sum_p, mean=True)
 
 
-def _max_pool(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def _max_pool(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """reduce_window_max(x) -> max_pool(x), of halves too: no maximum rounds."""
   return _of_images(root, max_pool_p) if root.outvars[0].aval.dtype.kind == "f" else None
 
 
-def _mean_pool(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def _mean_pool(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """reduce_window_sum(x) / the size of a window -> mean_pool(x), also with movements before the
   division, as `jax.vmap` has them."""
   value, size = root.invars
   if not isinstance(size, Literal) or value.aval.dtype not in DTYPES:
     return None
   moves: Equations = []
-  while (move := flow.sole(value, P.squeeze_p, P.transpose_p)) is not None:
+  while (move := flow.single_use(value, P.squeeze_p, P.transpose_p)) is not None:
     moves.insert(0, move)
     (value,) = move.invars
-  total = flow.sole(value, P.reduce_window_sum_p)
+  total = flow.single_use(value, P.reduce_window_sum_p)
   if total is None or float(size.val) != math.prod(total.params["window_dimensions"]):
     return None
   places = [value, *(move.outvars[0] for move in moves)]
@@ -68,7 +69,7 @@ def _mean_pool(flow: Dataflow, root: Any, templates: Templates) -> Equations | N
   ]
 
 
-def _of_images(root: Any, primitive: Primitive) -> Equations:
+def _of_images(root: Eqn, primitive: Primitive) -> Equations:
   """A pooling of f32[b,1,h,w,c], as `jax.vmap` has it, as one of images f32[b,h,w,c], which
   TensorFlow's ops take."""
   (operand,), (out,), params = root.invars, root.outvars, root.params

@@ -4,23 +4,23 @@ reshape to more than two dimensions."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.extend.core.primitives as P
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, reshape
 from jax2tf.idioms.bias_add import vector
 from jax2tf.idioms.fused._template import Templates
+from jax2tf.jaxprs import Eqn
 
 
-def flattened(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+def flattened(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """gelu(f32[a,b,k] @ f32[k,n] + f32[n]) -> the same of f32[a*b,k], reshaped; before JAX
   differentiates, so the gradient is of this."""
   (out,), shape = root.outvars, root.outvars[0].aval.shape
-  if (total := flow.sole(root.invars[0], P.add_p)) is None or len(shape) < 3:
+  if (total := flow.single_use(root.invars[0], P.add_p)) is None or len(shape) < 3:
     return None
   for value, other in (total.invars, total.invars[::-1]):
-    if (dot := flow.sole(value, P.dot_general_p)) is None or (
+    if (dot := flow.single_use(value, P.dot_general_p)) is None or (
       bias := vector(flow, other, shape[-1])
     ) is None:
       continue
