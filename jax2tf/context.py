@@ -151,7 +151,7 @@ class RuleContext:
     Raises:
       LoweringError: DTensor has no layout for the sharding.
     """
-    if not (self.destination.spreads and is_sharded(sharding)):
+    if not (self.destination.annotates_shardings and is_sharded(sharding)):
       return operand
     if (mesh := self.destination.dtensor_mesh) is not None:
       try:

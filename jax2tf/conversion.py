@@ -255,7 +255,7 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
   ):
     raise lowering_error(traced.name, gaps)
   spread = dict.fromkeys(where() for eqn, where in found if has_sharding(eqn))
-  if spread and not destination.spreads:
+  if spread and not destination.annotates_shardings:
     warn_user(
       f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in "
       "the graph: convert with keep_shardings=True "
@@ -290,11 +290,11 @@ class _Eager:
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     return self.call(self.sizes, program, *operands)
 
-  def here(self) -> _Eager:
+  def in_current_graph(self) -> _Eager:
     return self
 
   def alias(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
     """Nothing is known of a tensor outside of the function that made it."""
 
-  def remembering(self) -> None:
+  def with_value_numbering(self) -> None:
     return None

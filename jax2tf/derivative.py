@@ -25,7 +25,7 @@ from jax2tf import _jax_compat, _tf_compat, refs
 from jax2tf._jax_compat import checkify
 from jax2tf.caches import BoundedCache
 from jax2tf.dtypes import is_differentiable
-from jax2tf.effects import differing
+from jax2tf.effects import effects_mismatch
 from jax2tf.errors import warn_user
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, contains, inner_jaxprs, walk
@@ -45,8 +45,8 @@ class Forward:
     refs: {position of a residual that is the value of a mutable array: whether the array's value is
       a result of the function}.
     counters: {position of a residual that `counter_p` makes: its params}.
-    reached: filled by each trace of the pullback with the primals that have a cotangent.
-    unless_asked: the error if it runs although no derivative was requested, because its effects
+    nonzero: filled by each trace of the pullback with the primals that have a cotangent.
+    effects_error: the error if it runs although no derivative was requested, because its effects
       differ from the function's; or None.
   """
 
@@ -55,8 +55,8 @@ class Forward:
   structure: Any
   refs: Mapping[int, bool]
   counters: Mapping[int, Mapping[str, Any]]
-  reached: set[int]
-  unless_asked: Exception | None
+  nonzero: set[int]
+  effects_error: Exception | None
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Backward:
 
   Attributes:
     program: (residuals, given cotangents) -> cotangents of the primals to differentiate in.
-    reached: which primals have a cotangent; the others get zeros.
+    nonzero: which primals have a cotangent; the others get zeros.
   """
 
   program: Program
-  reached: frozenset[int]
+  nonzero: frozenset[int]
 
 
 class Derivative:
@@ -105,7 +105,7 @@ class Derivative:
     self.saved_orders = saved_orders
     self.wrt = wrt
     self.results = results
-    self._made: BoundedCache[Any, Any] = derivatives_of(subject.function)
+    self._cache: BoundedCache[Any, Any] = derivatives_of(subject.function)
 
   @property
   def function(self) -> str:
@@ -130,17 +130,17 @@ class Derivative:
   def forward(self) -> Forward | Exception:
     """The forward pass, or the error if the function has no reverse-mode derivative or no
     lowering."""
-    return self._made.get("forward", lambda: _or_error(self._trace_forward))
+    return self._cache.get("forward", lambda: _or_error(self._trace_forward))
 
   def _trace_forward(self) -> Forward:
     structure: Any = None
-    reached: set[int] = set()
+    nonzero: set[int] = set()
     mutable: set[int] = set()
     of_refs: dict[int, bool] = {}
 
     def forward(*primals: Any) -> tuple[Sequence[Any], list[Any]]:
       nonlocal structure
-      outs, pull = self._vjp(primals, reached)
+      outs, pull = self._vjp(primals, nonzero)
       residuals, structure = tree_util.tree_flatten(pull)
       mutable.update(i for i, residual in enumerate(residuals) if _jax_compat.is_ref(residual))
       # The backward pass begins with the values that mutable arrays have now.
@@ -160,16 +160,16 @@ class Derivative:
       jaxpr, are_results = refs.with_frozen(jaxpr, [n + i for i in sorted(mutable)])
       of_refs = {i - n: is_result for i, is_result in are_results.items()}
     without_tape = "the function, and this graph is the same with a tape and without"
-    unless_asked = differing(
+    effects_error = effects_mismatch(
       self.function, jaxpr, self.jaxpr, without_tape, "put the tape inside of the tf.function"
     )
     # Of a function that runs too.
-    is_recomputed = self.subject.is_recomputed or not self.keeps_values
-    if is_recomputed and unless_asked:
-      raise unless_asked
+    is_recomputed = self.subject.is_recomputed or not self.forward_equals_function
+    if is_recomputed and effects_error:
+      raise effects_error
     program = self.prepare(jaxpr, replace(self.subject, is_recomputed=is_recomputed))
     counters = _counters(program.jaxpr.eqns, program.jaxpr.outvars[len(self.jaxpr.out_avals) :])
-    return Forward(program, residuals, structure, of_refs, counters, reached, unless_asked)
+    return Forward(program, residuals, structure, of_refs, counters, nonzero, effects_error)
 
   def backward(self, given: tuple[int, ...]) -> Backward | Exception:
     """The backward pass for cotangents of the results in `given`; or the error.
@@ -177,7 +177,7 @@ class Derivative:
     The other results get symbolic-zero cotangents: JAX prunes their transposes, so 0 * inf never
     arises.
     """
-    return self._made.get(
+    return self._cache.get(
       ("backward", given), lambda: _or_error(lambda: self._trace_backward(given))
     )
 
@@ -193,7 +193,7 @@ class Derivative:
         self._with_zeros(given, cotangents)
       )
 
-    forward.reached.clear()  # only this trace can reach it, which holds the lock of the cache
+    forward.nonzero.clear()  # only this trace can reach it, which holds the lock of the cache
     jaxpr = _trace(backward, forward.residuals, self._cotangents(given))
     subject = replace(self.subject, function=self._gradient, is_recomputed=False)
     results_of_refs = [i for i, is_result in forward.refs.items() if is_result]
@@ -201,10 +201,10 @@ class Derivative:
     # Equations on residuals and cotangents run where these are.
     places = forward.program.placement.of(forward.program.jaxpr.outvars)
     operands = [*places[len(self.jaxpr.out_avals) :], *(places[i] for i in given)]
-    return Backward(self.prepare(jaxpr, subject, operands), frozenset(forward.reached))
+    return Backward(self.prepare(jaxpr, subject, operands), frozenset(forward.nonzero))
 
   @functools.cached_property
-  def keeps_values(self) -> bool:
+  def forward_equals_function(self) -> bool:
     """Whether the forward pass returns the same values as the function.
 
     JAX's derivative rule of eigh symmetrises its operand, that of reduce starts from the identity
@@ -217,10 +217,12 @@ class Derivative:
     return not (may_omit and any(map(_omits_effects, walk(self.jaxpr))))
 
   @functools.cached_property
-  def may_wait(self) -> bool:
+  def residuals_can_be_lazy(self) -> bool:
     """Whether the residuals can be computed later, from values of the function, when a tape needs
     them."""
-    plain = self.keeps_values and not self.jaxpr.effects and not self.program.placement.values
+    plain = (
+      self.forward_equals_function and not self.jaxpr.effects and not self.program.placement.values
+    )
     return plain and not contains(self.jaxpr, (*OWN_RESIDUALS, *UNDETERMINED, *IN_TENSORFLOW))
 
   def pullback(self, given: tuple[int, ...]) -> Derivative:
@@ -236,7 +238,7 @@ class Derivative:
     wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
     subject = replace(self.subject, function=self._gradient, is_recomputed=True)
     orders = max(self.saved_orders - 1, 0)
-    return self._made.get(
+    return self._cache.get(
       ("pullback", given),
       lambda: Derivative(make, subject, wrt, range(len(self.wrt)), self.prepare, orders),
     )
@@ -257,7 +259,7 @@ class Derivative:
       avals = _specs(self.jaxpr.in_avals)
       jaxpr = _trace(whole, avals, [avals[i] for i in self.wrt])
       ran = forward.program.jaxpr if isinstance(forward := self.forward, Forward) else self.jaxpr
-      error = differing(
+      error = effects_mismatch(
         self.function,
         jaxpr,
         ran,
@@ -275,10 +277,12 @@ class Derivative:
     return Derivative(make, subject, wrt, range(len(self.results)), self.prepare, orders)
 
   def _vjp(
-    self, primals: Sequence[Any], reached: set[int]
+    self, primals: Sequence[Any], nonzero: set[int]
   ) -> tuple[Sequence[Any], Callable[..., Any]]:
     of_differentiable = functools.partial(self._of_differentiable, primals)
-    noted = _noting(lambda positions: reached.update(self.wrt[k] for k in positions))
+    noted = _recording_nonzero_cotangents(
+      lambda positions: nonzero.update(self.wrt[k] for k in positions)
+    )
     _, pull, outs = jax.vjp(
       lambda *changing: of_differentiable(*noted(*changing)),
       *(primals[i] for i in self.wrt),
@@ -359,7 +363,7 @@ def differentiable(avals: Sequence[Any]) -> list[int]:
   return [i for i, aval in enumerate(avals) if is_differentiable(aval.dtype)]
 
 
-def _noting(note: Callable[[list[int]], None]) -> Callable[..., Any]:
+def _recording_nonzero_cotangents(note: Callable[[list[int]], None]) -> Callable[..., Any]:
   """The identity. Its backward pass calls `note` with which of the values have a cotangent that is
   not a symbolic zero."""
 
@@ -404,10 +408,10 @@ def _or_error(make: Callable[[], Any]) -> Any:
   try:
     return make()
   except Exception as error:
-    return words_of(error)
+    return without_traceback(error)
 
 
-def words_of(error: Exception) -> Exception:
+def without_traceback(error: Exception) -> Exception:
   """A copy of the exception without its traceback, whose frames hold arrays. The type's __init__
   may need more arguments."""
   words = type(error).__new__(type(error), str(error))

@@ -160,11 +160,11 @@ class DimensionValues:
     if dim not in self._dims:
       # The size of an array fits in 32 bits; a product from which it follows by a division may not.
       self._dims[dim] = (
-        self._narrowed(self.wide(dim)) if _needs_products(dim) else self._evaluate(dim)
+        self._narrowed(self.wide_value(dim)) if _needs_products(dim) else self._evaluate(dim)
       )
     return self._dims[dim]
 
-  def wide(self, dim: Any) -> Size:
+  def wide_value(self, dim: Any) -> Size:
     """The value of a dimension as an int or i64[], for formulas such as `b**4` that may exceed 32
     bits."""
     if not _has_product(dim):
@@ -173,7 +173,7 @@ class DimensionValues:
       self._wide[dim] = self._evaluate(dim, np.int64)
     return self._wide[dim]
 
-  def wrapping(self, dim: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None:
+  def wrapping_value(self, dim: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None:
     """(a dimension in 32 bits, where it may wrap; whether it is right; the value in f32), without
     the 64 bits that TF.js does not have.
 
@@ -223,7 +223,7 @@ class DimensionValues:
     """The same with more variables, whose values belong to the current graph."""
     return DimensionValues(self.variables | sizes, self._lower) if sizes else self
 
-  def here(self) -> DimensionValues:
+  def in_current_graph(self) -> DimensionValues:
     """The same variables, in the current graph, which may be that of a backward pass."""
     if self._scope == scopes.scope_here():
       return self

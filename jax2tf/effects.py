@@ -16,7 +16,7 @@ from jax2tf.jaxprs import ClosedJaxpr, Eqn, contains, inner_jaxprs, located, map
 from jax2tf.traits import EFFECTFUL, LOOPS, PRINTS
 
 
-def differing(
+def effects_mismatch(
   function: str, derivative: ClosedJaxpr, ran: ClosedJaxpr, otherwise: str, advice: str
 ) -> Exception | None:
   """The error for a derivative whose effects differ from those of `ran`, with the lines; None if
@@ -44,7 +44,7 @@ def repeated(function: str, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     )
   ):
     raise lowering_error(function, gaps)
-  return quiet(jaxpr)
+  return without_prints(jaxpr)
 
 
 def _effects(jaxpr: Any) -> Counter[Any]:
@@ -73,17 +73,17 @@ def _gaps(
   ]
 
 
-def quiet(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+def without_prints(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
   """The jaxpr without prints; those in derivative rules that JAX has not applied yet stay."""
   if not (jaxpr.effects and contains(jaxpr, PRINTS)):
     return jaxpr
-  eqns = [_quiet_equation(eqn) for eqn in jaxpr.eqns if eqn.primitive not in PRINTS]
+  eqns = [_without_prints_inside(eqn) for eqn in jaxpr.eqns if eqn.primitive not in PRINTS]
   return replaced(jaxpr, eqns=eqns, effects=_without_debug(jaxpr.effects))
 
 
-def _quiet_equation(eqn: Eqn) -> Eqn:
-  quiet_inside = map_inner(eqn, quiet)
-  return eqn if quiet_inside is eqn else quiet_inside.replace(effects=_without_debug(eqn.effects))
+def _without_prints_inside(eqn: Eqn) -> Eqn:
+  inside = map_inner(eqn, without_prints)
+  return eqn if inside is eqn else inside.replace(effects=_without_debug(eqn.effects))
 
 
 def _without_debug(effects: Any) -> Any:

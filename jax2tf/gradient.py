@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from jax2tf import _tf_compat, nans
 from jax2tf._tf_compat import patches, scopes
-from jax2tf.derivative import Derivative, Forward, words_of
+from jax2tf.derivative import Derivative, Forward, without_traceback
 from jax2tf.errors import warn_user
 from jax2tf.graph_context import asserted
 from jax2tf.jaxprs import ClosedJaxpr
@@ -34,11 +34,15 @@ def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
   if not (of.wrt and of.results):
     return run(of.program, *primals)
   found = _Differentiable(
-    of, run, primals, is_asked=any(_tf_compat.is_watched(primals[i]) for i in of.wrt)
+    of, run, primals, is_watched=any(_tf_compat.is_watched(primals[i]) for i in of.wrt)
   )
-  if of.may_wait and not _tf_compat.is_saving() and (remembering := run.remembering()):
-    return found.call(functools.partial(_results, of, remembering, primals), of.jaxpr)
-  return found.call(functools.partial(_forward, of, run, primals, found.is_asked), of.jaxpr)
+  if (
+    of.residuals_can_be_lazy
+    and not _tf_compat.is_saving()
+    and (numbering := run.with_value_numbering())
+  ):
+    return found.call(functools.partial(_results, of, numbering, primals), of.jaxpr)
+  return found.call(functools.partial(_forward, of, run, primals, found.is_watched), of.jaxpr)
 
 
 # (emitter of a gradient function's graph) -> the residuals in that graph; or the error.
@@ -46,18 +50,20 @@ _Residuals = Callable[[Emitter], Sequence[tf.Tensor]] | Exception
 
 
 def _forward(
-  of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_asked: bool
+  of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_watched: bool
 ) -> tuple[list[tf.Tensor], _Residuals]:
-  """(results, residuals), both computed now; `is_asked` if a tape around is known to ask for
+  """(results, residuals), both computed now; `is_watched` if a tape around is known to ask for
   derivatives."""
   if isinstance(forward := of.forward, Exception):  # which matters only if the derivative is used
     return run(of.program, *primals), forward
-  if forward.unless_asked and not is_asked:
-    return run(of.program, *primals), forward.unless_asked
+  if forward.effects_error and not is_watched:
+    return run(of.program, *primals), forward.effects_error
   n_out = len(of.jaxpr.out_avals)
   outs = run(forward.program, *primals)
-  residuals = _cut(run, outs[n_out:])
-  return outs[:n_out] if of.keeps_values else run(of.program, *primals), lambda here: residuals
+  residuals = _stop_gradients(run, outs[n_out:])
+  return outs[:n_out] if of.forward_equals_function else run(
+    of.program, *primals
+  ), lambda here: residuals
 
 
 def _results(
@@ -80,7 +86,7 @@ def _results(
   def residuals() -> list[tf.Tensor]:
     # TF 2.21: Grappler reorders products within a scope, which changes where they overflow.
     with here.entered(), tf.device(device), tf.name_scope(name_scope):
-      return _cut(run, run.again(_forward_of(of).program, *primals)[len(outs) :])
+      return _stop_gradients(run, run.emit_reusing(_forward_of(of).program, *primals)[len(outs) :])
 
   return (
     outs,
@@ -106,13 +112,13 @@ class _Differentiable:
     of: the function and its derivatives.
     run: emits programs where the arguments are, or calls them.
     primals: the arguments.
-    is_asked: whether a tape around is known to ask for derivatives.
+    is_watched: whether a tape around is known to ask for derivatives.
   """
 
   of: Derivative
   run: Emitter
   primals: Sequence[tf.Tensor]
-  is_asked: bool = False
+  is_watched: bool = False
 
   def call(
     self, compute: Callable[[], tuple[list[tf.Tensor], _Residuals]], of: ClosedJaxpr
@@ -136,9 +142,9 @@ class _Differentiable:
     given = tuple(i for i in self.of.results if not patches.is_missing(cotangents[i]))
     if isinstance(backward := self.of.backward(given), Exception):
       return self._refuse(backward)
-    if not self.is_asked and (error := _forward_of(self.of).unless_asked):
+    if not self.is_watched and (error := _forward_of(self.of).effects_error):
       return self._refuse(error)
-    here = self.run.here()
+    here = self.run.in_current_graph()
     # Identities, because a nested gradient function may only close over tensors of its own graph.
     own = [tf.identity(p, f"jax2tf_arg_{i}") for i, p in enumerate(self.primals)]
     seeds = [tf.identity(_conjugate(cotangents[i]), f"jax2tf_arg_{len(own) + i}") for i in given]
@@ -155,7 +161,7 @@ class _Differentiable:
       for x in nans.checked(found, f"the gradient of '{self.of.function}'")
     ]
     return [
-      x if i in backward.reached else patches.missing(x)
+      x if i in backward.nonzero else patches.missing(x)
       for i, x in zip(self.of.wrt, named, strict=True)
     ]
 
@@ -163,7 +169,7 @@ class _Differentiable:
     """Raises the error. In a SavedModel, where no Python runs, the cotangents raise an
     InvalidArgumentError with the same message."""
     if not _tf_compat.is_saving():
-      raise words_of(error)
+      raise without_traceback(error)
     if not self.of.subject.is_recomputed:
       warn_user(
         f"the SavedModel is written without the gradient of '{self.of.function}', which has none: "
@@ -188,7 +194,7 @@ class _Differentiable:
     found = dict(
       zip(
         self.of.results,
-        call(self.of.pushforward, self.run.here(), *self.primals, *tangents),
+        call(self.of.pushforward, self.run.in_current_graph(), *self.primals, *tangents),
         strict=True,
       )
     )
@@ -207,7 +213,7 @@ def _in_scope(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
   return scoped
 
 
-def _cut(run: Emitter, residuals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _stop_gradients(run: Emitter, residuals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
   """The residuals, which have no derivatives: all derivatives go through the primals.
 
   Otherwise TensorFlow differentiates the captures of a gradient function (under a persistent tape

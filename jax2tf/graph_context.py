@@ -128,9 +128,9 @@ class GraphContext:
   omitted_effects: list[str] = field(default_factory=list)
   stacks: Stacks = field(default_factory=Stacks)
 
-  def here(self) -> GraphContext:
+  def in_current_graph(self) -> GraphContext:
     """The same for the graph under construction now, which may be that of a gradient function."""
-    return replace(self, dimensions=self.dimensions.here(), constants=Constants())
+    return replace(self, dimensions=self.dimensions.in_current_graph(), constants=Constants())
 
   def branch(self, compiled: bool, sizes: dict[str, Any]) -> GraphContext:
     """The same for a branch that XLA, or kernels, run; `sizes` has more dimension variables."""

@@ -54,9 +54,13 @@ class GraphEmitter:
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program; equations without a line have that of its function, or of the
     user's call."""
-    return self.whole(program, lambda: self.emit(definition(program.jaxpr), program, *operands))
+    return self.with_effects(
+      program, lambda: self.emit(definition(program.jaxpr), program, *operands)
+    )
 
-  def whole(self, program: Program, compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+  def with_effects(
+    self, program: Program, compute: Callable[[], list[tf.Tensor]]
+  ) -> list[tf.Tensor]:
     """Runs `compute` for an outermost program, and keeps its effects or warns that they are
     lost."""
     with _tf_compat.functional_control_flow():
@@ -66,19 +70,19 @@ class GraphEmitter:
     self.graph.warn_of_omitted_effects()
     return results
 
-  def here(self) -> GraphEmitter:
+  def in_current_graph(self) -> GraphEmitter:
     """The same for the graph under construction now, which may be that of a gradient function."""
-    return replace(self, graph=self.graph.here(), numbering=None)
+    return replace(self, graph=self.graph.in_current_graph(), numbering=None)
 
   def alias(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
     """Says that a tensor is the identity of another one."""
     self.graph.stacks.alias(tensor, source)
 
-  def remembering(self) -> GraphEmitter:
+  def with_value_numbering(self) -> GraphEmitter:
     """The same, but caching computed values."""
     return replace(self, numbering=Numbering())
 
-  def again(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
+  def emit_reusing(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program, reusing cached values."""
     assert self.numbering is not None
     return replace(self, numbering=replace(self.numbering, reuses=True))(program, *operands)
@@ -199,7 +203,7 @@ def _results(ctx: RuleContext, eqn: Eqn, operands: Sequence[tf.Tensor]) -> Seque
 def _sharded(ctx: RuleContext, eqn: Eqn, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
   """The results with the shardings of the equation or of their avals; calls, loops and branches did
   this inside."""
-  if not ctx.destination.spreads or inner_jaxprs(eqn):
+  if not ctx.destination.annotates_shardings or inner_jaxprs(eqn):
     return results
   said = (
     None

@@ -114,17 +114,17 @@ class Native:
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program of which no caller is known."""
-    return self.emitter.whole(program, lambda: self.lower(UNKNOWN, program.jaxpr, *operands))
+    return self.emitter.with_effects(program, lambda: self.lower(UNKNOWN, program.jaxpr, *operands))
 
-  def here(self) -> Native:
+  def in_current_graph(self) -> Native:
     """The same for the graph under construction now."""
-    return replace(self, emitter=self.emitter.here())
+    return replace(self, emitter=self.emitter.in_current_graph())
 
   def alias(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
     """Says that a tensor is the identity of another one."""
     self.emitter.alias(tensor, source)
 
-  def remembering(self) -> None:
+  def with_value_numbering(self) -> None:
     """A module gives all of its results."""
 
   def lower(

@@ -216,20 +216,20 @@ class Emitter(Protocol):
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program."""
 
-  def here(self) -> Emitter:
+  def in_current_graph(self) -> Emitter:
     """The same for the graph under construction now, which may be that of a gradient function."""
 
   def alias(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
     """Says that a tensor is the identity of another one: what is known of one holds for both."""
 
-  def remembering(self) -> Memory | None:
+  def with_value_numbering(self) -> Memory | None:
     """The same with a cache of computed values; None where that is not possible."""
 
 
 class Memory(Emitter, Protocol):
   """An emitter that caches computed values."""
 
-  def again(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
+  def emit_reusing(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program; cached values are not computed again."""
 
 

@@ -239,8 +239,10 @@ def written(
   ]
   if not changed:
     return results
-  changed = [(variable, _tf_compat.anchored(value)) for variable, value in changed]
-  held = tree_util.tree_map(_tf_compat.anchored, results)
+  changed = [
+    (variable, _tf_compat.keeping_control_dependencies(value)) for variable, value in changed
+  ]
+  held = tree_util.tree_map(_tf_compat.keeping_control_dependencies, results)
   # All values are computed before the first write, so a failing call writes nothing.
   with tf.control_dependencies([*(value for _, value in changed), *tree_util.tree_leaves(held)]):
     ops = [variable.assign(value, read_value=False) for variable, value in changed]

@@ -190,7 +190,7 @@ class State(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
     lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(container="", shared_name=self._mutex))
     with tf.control_dependencies([lock]):
       before = [variable.read_value() for variable in self.variables]
-    after, outputs = tf.nest.map_structure(_tf_compat.anchored, call(before))
+    after, outputs = tf.nest.map_structure(_tf_compat.keeping_control_dependencies, call(before))
     # Write all leaves together, after everything that can fail: the other leaves and the outputs.
     with tf.control_dependencies([lock, *after, *tf.nest.flatten(outputs)]):
       written = [

@@ -345,7 +345,7 @@ def captured(x: tf.Tensor) -> tf.Tensor:
   return graph.capture(x) if isinstance(graph, tf.__internal__.FuncGraph) else x
 
 
-def anchored(x: tf.Tensor) -> tf.Tensor:
+def keeping_control_dependencies(x: tf.Tensor) -> tf.Tensor:
   """The tensor, as the result of an op that keeps control dependencies.
 
   TF 2.21: Grappler loses control dependencies on results of IdentityN, which every custom gradient

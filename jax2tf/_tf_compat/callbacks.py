@@ -141,7 +141,7 @@ def gap(callback: Callback) -> errors.Gap:
   )
 
 
-def say_in_tensorflow(definition: Any) -> None:
+def replace_prints(definition: Any) -> None:
   """Replaces our callbacks by TensorFlow ops, in a GraphDef that is saved.
 
   Raises:

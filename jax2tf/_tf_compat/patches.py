@@ -20,7 +20,7 @@ from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 
 from jax2tf._tf_compat import EFFECTS, GRADIENT, LAST_IN_PFOR, with_derivatives
-from jax2tf._tf_compat.callbacks import as_raised, say_in_tensorflow
+from jax2tf._tf_compat.callbacks import as_raised, replace_prints
 from jax2tf._tf_compat.sharing import share_constants
 
 # The zeros that stand for a missing cotangent, by id. TensorFlow caches eager zeros by shape and
@@ -266,7 +266,7 @@ _verified = _save._verify_ops
 def _verify_ops(graph_def: Any, namespace_whitelist: Any) -> None:
   """Replaces our prints by TensorFlow ops, refuses other callbacks, and shares constants.
   TensorFlow calls it before it writes a file."""
-  say_in_tensorflow(graph_def)
+  replace_prints(graph_def)
   share_constants(graph_def, _CAPTURED)
   _verified(graph_def, namespace_whitelist)
 

@@ -100,7 +100,7 @@ def of_array(flow: Dataflow, atom: Any) -> Numbers:
   return (params["first"] + params["step"] * np.arange(length)).astype(atom.aval.dtype)
 
 
-def even(v: Any, numbers: Numbers) -> tuple[int, int] | None:
+def arithmetic_progression(v: Any, numbers: Numbers) -> tuple[int, int] | None:
   """(first value, difference) of numbers with a constant difference; otherwise None."""
   if v.aval.dtype.kind not in "iu":
     return None

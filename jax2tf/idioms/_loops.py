@@ -105,7 +105,7 @@ class Scan:
     """The values that the loop stacks."""
     return list(self.body.outvars[self.n_carry :])
 
-  def again(
+  def rebuilt(
     self, step: Callable[..., Any], init: Sequence[Any], xs: Sequence[Any], operands: Sequence[Any]
   ) -> Any:
     """`lax.scan` of another body over the same steps; `operands` are those of this one."""
@@ -117,7 +117,7 @@ class Scan:
     return lax.scan(lambda carry, x: step(carry, x[0]), init, (xs, spare), **how)
 
 
-def taken_apart(eqn: Eqn) -> Scan | None:
+def parse_scan(eqn: Eqn) -> Scan | None:
   """The parts of a scan; None if its length is known and too small or far too large, or its body
   has effects."""
   params, body = eqn.params, closed(eqn.params["jaxpr"])
@@ -151,7 +151,7 @@ def call_of(flow: Dataflow, eqn: Eqn, fun: Callable[..., Sequence[Any]]) -> Equa
   return [eqn.replace(invars=given, **of_call)]
 
 
-def for_all_steps(
+def vectorise_steps(
   body: ClosedJaxpr, eqns: Sequence[Eqn], rows: dict[Any, Any], fixed: dict[Any, Any]
 ) -> None:
   """Computes equations of one result each for all steps at once.
@@ -170,7 +170,7 @@ def for_all_steps(
     known[eqn.outvars[0]] = fun(*(rows[v] if v in rows else fixed[v] for v in one.invars))[0]
 
 
-class Room:
+class MemoryBudget:
   """Decides which values of a step may be held for all steps at once.
 
   A value may be as large as a row that the loop reads or stacks. A product may be larger by a
@@ -184,7 +184,7 @@ class Room:
     self._all = sum(self._rows)
     self._taken: Any = 0
 
-  def for_all_steps(self, v: Any, *, of_product: bool = False) -> bool:
+  def admits(self, v: Any, *, of_product: bool = False) -> bool:
     """Whether a value fits; if it does, it is counted."""
     size = _bytes(v)
     fits = any(_at_most(size, (_LARGER if of_product else 1) * row) for row in self._rows)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, same
-from jax2tf.idioms._loops import MAPPED, Room, Scan, call_of, for_all_steps, taken_apart
+from jax2tf.idioms._loops import MAPPED, MemoryBudget, Scan, call_of, parse_scan, vectorise_steps
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import Eqn, live, replaced, variables
 from jax2tf.lowering._movement import is_one
@@ -25,7 +25,7 @@ from jax2tf.traits import RESHAPES
 
 def hoisted(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """scan(consts, xs) -> scan(what its steps compute of them)."""
-  if (scan := taken_apart(eqn)) is None:
+  if (scan := parse_scan(eqn)) is None:
     return None
   early = _early(scan)
   wanted, rest = _divided(scan, early)
@@ -72,7 +72,7 @@ def _wide(shape: Sequence[Any]) -> list[Any]:
 
 def _early(scan: Scan) -> list[Any]:
   """The equations that depend only on consts and xs."""
-  body, room = scan.body, Room(scan)
+  body, budget = scan.body, MemoryBudget(scan)
   fixed, varying, early = {*scan.consts, *body.constvars}, {*scan.xs}, []
   for eqn in body.eqns:
     of = {*variables(eqn.invars)}
@@ -86,9 +86,7 @@ def _early(scan: Scan) -> list[Any]:
     is_product = eqn.primitive is P.dot_general_p
     if of <= fixed:
       fixed.add(eqn.outvars[0])
-    elif (is_product and of <= varying) or not room.for_all_steps(
-      eqn.outvars[0], of_product=is_product
-    ):
+    elif (is_product and of <= varying) or not budget.admits(eqn.outvars[0], of_product=is_product):
       continue
     else:
       varying.add(eqn.outvars[0])
@@ -145,7 +143,7 @@ def _call(
     zip([*consts, *body.constvars], [*operands[: scan.n_consts], *body.consts], strict=True)
   )
   rows = dict(zip(scan.xs, operands[scan.n_outer :], strict=True))
-  for_all_steps(body, early, rows, fixed)
+  vectorise_steps(body, early, rows, fixed)
   stacked = scan.ys
   rows |= {
     v: jnp.broadcast_to(fixed[v], (scan.length, *v.aval.shape))
@@ -167,7 +165,7 @@ def _call(
     results = [*lean(*(fixed[v] for v in consts), *carry, *x)]
     return results[: scan.n_carry], results[scan.n_carry :]
 
-  last, ys = scan.again(step, init, [rows[v] for v in xs], operands) if outvars else ([], [])
+  last, ys = scan.rebuilt(step, init, [rows[v] for v in xs], operands) if outvars else ([], [])
   left = iter(ys)
   return [
     *last,

@@ -20,9 +20,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 
-from jax2tf.idioms._counters import even, numbers_of
+from jax2tf.idioms._counters import arithmetic_progression, numbers_of
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
-from jax2tf.idioms._loops import Scan, call_of, taken_apart
+from jax2tf.idioms._loops import Scan, call_of, parse_scan
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import (
   Eqn,
@@ -97,7 +97,7 @@ class Access:
 def by_rows(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """scan with a counter, and arrays read and written at it -> a scan over rows, and the arrays made
   of what it stacks."""
-  if (scan := taken_apart(eqn)) is None or not isinstance(scan.length, int):
+  if (scan := parse_scan(eqn)) is None or not isinstance(scan.length, int):
     return None
   loop = _Loop(flow, scan)
   flow.numbers |= {
@@ -143,12 +143,14 @@ class _Loop:
     self.known, self.counters = numbers_of(flow, scan)
     self.taken: dict[tuple[Any, Rows], Any] = {}
     self.written: dict[Any, tuple[Rows, Any]] = {}
-    self._even = {v: found for v, numbers in self.known.items() if (found := even(v, numbers))}
+    self._progressions = {
+      v: found for v, numbers in self.known.items() if (found := arithmetic_progression(v, numbers))
+    }
     xs = zip(scan.xs, scan.eqn.invars[scan.n_outer :], strict=True)
     self.counted_xs = [
       v
       for v, operand in xs
-      if v in self._even and not v.aval.shape and flow.producer(operand, counter_p) is None
+      if v in self._progressions and not v.aval.shape and flow.producer(operand, counter_p) is None
     ]
     self._results = variables(body.outvars)
     self._producers = {v: eqn for eqn in body.eqns for v in eqn.outvars}
@@ -324,7 +326,7 @@ class _Loop:
 
   def call(self, *operands: Any) -> Sequence[Any]:
     """The results of the scan."""
-    scan, body, even = self.scan, self.scan.body, self._even
+    scan, body, even = self.scan, self.scan.body, self._progressions
     given = dict(zip(body.invars, operands, strict=True))
     gone = {*self.counters, *self.written}
     carries = [(v, out) for v, out in zip(scan.carry, scan.carried, strict=True) if v not in gone]
@@ -359,7 +361,7 @@ class _Loop:
       return results[: len(carries)], results[len(carries) :]
 
     init: list[Any] = [given[v] for v, _ in carries]
-    kept, ys = scan.again(step, init, [*xs.values()], operands)
+    kept, ys = scan.rebuilt(step, init, [*xs.values()], operands)
     after = self.counters | {v: x for (v, _), x in zip(carries, kept, strict=True)}
     rows_of = zip(self.written.items(), ys[len(ys) - len(self.written) :], strict=True)
     after |= {v: rows.written(given[v], y) for (v, (rows, _)), y in rows_of}
@@ -371,13 +373,13 @@ class _Loop:
 
   def _counter(self, v: Any) -> Any:
     """The values of an evenly growing number in all steps."""
-    first, step = self._even[v]
+    first, step = self._progressions[v]
     numbers = counter_p.bind(first=first, step=step, length=self.scan.length, dtype=v.aval.dtype)
     return numbers.reshape(-1, *v.aval.shape) if v.aval.shape else numbers
 
   def _is_counted(self, eqn: Eqn) -> bool:
     """Whether a counter replaces an equation; TensorFlow folds what depends on literals alone."""
-    return any(v in self._even and not v.aval.shape for v in eqn.outvars) and bool(
+    return any(v in self._progressions and not v.aval.shape for v in eqn.outvars) and bool(
       variables(eqn.invars)
     )
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
-from jax2tf.idioms._loops import MAPPED, Room, Scan, call_of, for_all_steps, taken_apart
+from jax2tf.idioms._loops import MAPPED, MemoryBudget, Scan, call_of, parse_scan, vectorise_steps
 from jax2tf.jaxprs import Eqn, part, replaced, variables
 from jax2tf.traits import MOVES, RESHAPES, SUMS
 
@@ -49,7 +49,7 @@ class Sum:
 
 def sunk(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """scan -> (carry, ys) by a scan of fewer equations, and what its steps stack."""
-  if (scan := taken_apart(eqn)) is None or any(isinstance(v, Literal) for v in scan.ys):
+  if (scan := parse_scan(eqn)) is None or any(isinstance(v, Literal) for v in scan.ys):
     return None
   late = _Late(scan, stacks_more=True)
   if not late.is_gain:
@@ -73,8 +73,8 @@ class _Late:
     self.sums = _sums(scan)
     stays = set[int]()
     while True:
-      room = Room(scan)
-      self.eqns = self._not_waited_for(stays, room)
+      budget = MemoryBudget(scan)
+      self.eqns = self._not_waited_for(stays, budget)
       operands = self._operands()
       after = {
         v: out
@@ -85,7 +85,7 @@ class _Late:
       free = {*scan.consts, *scan.body.constvars, *scan.xs, *self.stacked, *self.shifted}
       self.extra = [v for v in operands if v not in free]
       refused = {
-        v for v in self.extra if not (stacks_more and room.for_all_steps(v, of_product=operands[v]))
+        v for v in self.extra if not (stacks_more and budget.admits(v, of_product=operands[v]))
       }
       if not refused:
         return
@@ -117,7 +117,7 @@ class _Late:
           operands[v] = operands.get(v, False) or eqn.primitive is P.dot_general_p
     return operands
 
-  def _not_waited_for(self, stays: set[int], room: Room) -> Equations:
+  def _not_waited_for(self, stays: set[int], budget: MemoryBudget) -> Equations:
     """The equations that only ys and sums need, except those in `stays`."""
     scan, late = self.scan, Equations()
     fixed = {*scan.consts, *scan.body.constvars}
@@ -136,9 +136,7 @@ class _Late:
         and out not in waited_for
         and all(map(is_array, (out, *variables(eqn.invars))))
         and not (is_product and fixed.isdisjoint(variables(eqn.invars)))
-        and (
-          out in scan.ys or out not in asked_for or room.for_all_steps(out, of_product=is_product)
-        )
+        and (out in scan.ys or out not in asked_for or budget.admits(out, of_product=is_product))
       ):
         if out in asked_for:
           late.append(eqn)
@@ -172,11 +170,11 @@ class _Late:
       return results[: len(carries)], results[len(carries) :]
 
     init, read = [given[v] for v, _ in carries], [given[v] for v in xs]
-    kept, ys = scan.again(step, init, read, operands) if outvars else ([], [])
+    kept, ys = scan.rebuilt(step, init, read, operands) if outvars else ([], [])
     rows = {v: given[v] for v in scan.xs} | dict(zip(stacks, ys, strict=True))
     rows |= {v: self._shifted(given[v], rows[out]) for v, out in self.shifted.items()}
     fixed = {v: given[v] for v in scan.consts} | dict(zip(body.constvars, body.consts, strict=True))
-    for_all_steps(body, self.eqns, rows, fixed)
+    vectorise_steps(body, self.eqns, rows, fixed)
 
     def stack(v: Any) -> Any:
       return rows[v] if v in rows else jnp.broadcast_to(fixed[v], (scan.length, *v.aval.shape))

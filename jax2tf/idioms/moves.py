@@ -19,7 +19,7 @@ _RESHAPES = RESHAPES | {P.reduce_sum_p}
 Dims = list[int | None]
 
 
-def merged(flow: Dataflow, eqn: Eqn) -> Equations | None:
+def merge_movements(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """operand -> transpose, squeeze, new axis ... -> transpose: one reshape, one transpose, one
   reshape at most."""
   dims, source, chain = _dims(eqn), eqn.invars[0], [eqn.primitive]
@@ -140,4 +140,4 @@ def _dims_of_reshape(shape: Sequence[Any], out: Sequence[Any]) -> Dims | None:
   return [None if is_one(size) else next(left) for size in out]
 
 
-IDIOMS = dict.fromkeys(MOVES, merged) | {P.reduce_sum_p: _one_reshape}
+IDIOMS = dict.fromkeys(MOVES, merge_movements) | {P.reduce_sum_p: _one_reshape}

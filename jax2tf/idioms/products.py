@@ -8,7 +8,7 @@ from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
 from jax2tf.jaxprs import Eqn
 
 
-def swapped(flow: Dataflow, eqn: Eqn) -> Equations | None:
+def swap_operands(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """transpose(dot_general(lhs, rhs)) -> dot_general(rhs, lhs): the gradient of each dense kernel is
   such a pair."""
   if (dot := flow.single_use(eqn.invars[0], P.dot_general_p)) is None:
@@ -35,7 +35,7 @@ def swapped(flow: Dataflow, eqn: Eqn) -> Equations | None:
   ]
 
 
-def untransposed(flow: Dataflow, eqn: Eqn) -> Equations | None:
+def absorb_transposes(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """dot_general(transpose(x), y) -> dot_general(x, y), which contracts other dimensions."""
   operands, numbers, found = (
     list(eqn.invars),
@@ -60,4 +60,4 @@ def untransposed(flow: Dataflow, eqn: Eqn) -> Equations | None:
   ]
 
 
-IDIOMS = {P.transpose_p: swapped, P.dot_general_p: untransposed}
+IDIOMS = {P.transpose_p: swap_operands, P.dot_general_p: absorb_transposes}

@@ -25,7 +25,11 @@ _VECTOR = 16
 
 def may_run_by_lanes(ctx: RuleContext) -> bool:
   """Whether the graph under construction may have loops over some of their lanes."""
-  return ctx.inside is not None and ctx.graph.compiled is not True and not ctx.destination.spreads
+  return (
+    ctx.inside is not None
+    and ctx.graph.compiled is not True
+    and not ctx.destination.annotates_shardings
+  )
 
 
 def run_by_lanes(

@@ -57,13 +57,13 @@ def broadcast(
   )
 
 
-def as_three(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], axis: int) -> tf.Tensor:
+def as_rank3(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], axis: int) -> tf.Tensor:
   """`x` of these sizes with `axis` as dimension 1, and what is before and after it as one dimension
   each."""
   return ctx.reshape(x, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])])
 
 
-def turned_kernel(kernel: tf.Tensor, spatial: Sequence[int]) -> tf.Tensor:
+def flipped_kernel(kernel: tf.Tensor, spatial: Sequence[int]) -> tf.Tensor:
   """A convolution's kernel, backwards along its spatial dimensions."""
   rank = len(spatial)
   if rank < 2 or max(spatial) - min(spatial) >= rank or not kernel.shape.is_fully_defined():

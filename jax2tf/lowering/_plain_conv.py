@@ -14,7 +14,7 @@ from jax import lax
 
 from jax2tf import _tf_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._movement import is_one, turned_kernel
+from jax2tf.lowering._movement import flipped_kernel, is_one
 
 Sizes = tuple[Any, ...]
 
@@ -60,7 +60,7 @@ def plain_conv(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.Tensor
 
   def turned() -> tf.Tensor:
     spatial = list(range(conv.rank))
-    return tf.transpose(turned_kernel(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
+    return tf.transpose(flipped_kernel(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
 
   if (
     set(conv.lhs_dilation) != {1} and (out := input_gradient(ctx, conv, image, turned)) is not None
@@ -241,7 +241,7 @@ def _transposed_filter_gradient(
   return (
     None
     if kernel is None
-    else tf.transpose(turned_kernel(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
+    else tf.transpose(flipped_kernel(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
   )
 
 

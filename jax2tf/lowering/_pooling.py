@@ -179,20 +179,20 @@ class Images:
     """There is one at least."""
     return all(axis.with_a_window is axis for axis in self.axes)
 
-  def seen(self, x: tf.Tensor) -> tf.Tensor:
+  def to_nhwc(self, x: tf.Tensor) -> tf.Tensor:
     """`x` as images."""
     return transposed(
       x if self.inserted is None else tf.expand_dims(x, self.inserted), self.permutation
     )
 
-  def back(self, x: tf.Tensor) -> tf.Tensor:
+  def from_nhwc(self, x: tf.Tensor) -> tf.Tensor:
     """The inverse of `seen`."""
     x = transposed(x, [self.permutation.index(i) for i in range(4)])
     return x if self.inserted is None else tf.squeeze(x, self.inserted)
 
   def pooled(self, ctx: RuleContext, y: tf.Tensor) -> tf.Tensor:
     """The result of the op on `padded` images, as JAX has it."""
-    return self.back(
+    return self.from_nhwc(
       y if self.has_windows else tf.slice(y, [0] * 4, ctx.shape([axis.out for axis in self.axes]))
     )
 
@@ -235,7 +235,9 @@ def max_pool(
   images = Images.of(axes, operand.dtype)
   if images is None:
     return None
-  x, attributes = images.padded(ctx, images.seen(operand if sign > 0 else -operand), float("-inf"))
+  x, attributes = images.padded(
+    ctx, images.to_nhwc(operand if sign > 0 else -operand), float("-inf")
+  )
   if plain:
     return images.pooled(ctx, tf.raw_ops.MaxPool(input=x, **attributes))
   zero, one = scalar(0, x), scalar(1, x)
@@ -260,8 +262,10 @@ def max_pool_gradient(
   images = Images.of(axes, operand.dtype)
   if images is None or source.dtype != operand.dtype:
     return None
-  x, attributes = images.padded(ctx, images.seen(operand if sign > 0 else -operand), float("-inf"))
-  source = images.seen(source)
+  x, attributes = images.padded(
+    ctx, images.to_nhwc(operand if sign > 0 else -operand), float("-inf")
+  )
+  source = images.to_nhwc(source)
   if not images.has_windows:  # TF 2.21: oneDNN's MaxPoolGrad ends the process for an empty operand
     source = _padded(
       ctx, source, [(0, axis.with_a_window.out - axis.out) for axis in images.axes], 0
@@ -274,7 +278,7 @@ def max_pool_gradient(
       [ctx.dim(axis.padding[0]) for axis in images.axes],
       ctx.shape([axis.size for axis in images.axes]),
     )
-  return images.back(gradient)
+  return images.from_nhwc(gradient)
 
 
 def mean_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis]) -> tf.Tensor | None:
@@ -307,7 +311,7 @@ def _pooled(
   ctx: RuleContext, operand: tf.Tensor, images: Images, op: Callable[..., tf.Tensor]
 ) -> tf.Tensor:
   wide = tf.cast(operand, tf.float32) if operand.dtype in HALF else operand
-  x, attributes = images.padded(ctx, images.seen(wide), 0.0)
+  x, attributes = images.padded(ctx, images.to_nhwc(wide), 0.0)
   return tf.cast(images.pooled(ctx, op(x, **attributes)), operand.dtype)
 
 

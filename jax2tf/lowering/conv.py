@@ -16,7 +16,7 @@ from jax import lax
 
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import cast
-from jax2tf.lowering._movement import transposed, turned_kernel
+from jax2tf.lowering._movement import flipped_kernel, transposed
 from jax2tf.lowering._plain_conv import (
   Conv,
   filter_gradient,
@@ -174,7 +174,7 @@ def _laid_out(
       )
       if (out := input_gradient(ctx, conv, image, lambda: kernel)) is not None:
         return _from(out, _axes(out_spec, "bsf"))
-    rhs = turned_kernel(rhs, rhs_spec[2:])
+    rhs = flipped_kernel(rhs, rhs_spec[2:])
   # In the gradient of a kernel, JAX takes the batch, which leads in memory, for the features that
   # are summed over.
   if lhs_spec[1] == rhs_spec[1] == 0 and is_filter_gradient(conv):

@@ -16,7 +16,7 @@ from jax2tf.dtypes import NARROW
 from jax2tf.errors import ACROSS_DEVICES
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.lowering._as_written import apart, extrema_apart
-from jax2tf.lowering._movement import as_three, is_one
+from jax2tf.lowering._movement import as_rank3, is_one
 from jax2tf.lowering._reducers import binary_primitive, combine_by, reduced
 from jax2tf.registry import lowers
 
@@ -142,7 +142,7 @@ def _position(
   axis = int(axes[0])  # JAX batches with NumPy integers, of 64 bits, which ArgMax refuses
   sizes = ctx.avals_in[0].shape
   if len(sizes) > 7:  # TF 2.21: ArgMax takes at most 7 dimensions
-    operand, axis = as_three(ctx, operand, sizes, axis), 1
+    operand, axis = as_rank3(ctx, operand, sizes, axis), 1
   index_dtype = ctx.dtype_out if ctx.dtype_out in (tf.int32, tf.int64) else tf.int64
   if operand.dtype.is_integer:
     operand = apart(operand, "Neg", "Sign")  # Grappler would look for the extremum of their operand

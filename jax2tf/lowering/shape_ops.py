@@ -18,7 +18,7 @@ from jax2tf.dtypes import NARROW
 from jax2tf.lowering._common import cast, is_known
 from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._movement import (
-  as_three,
+  as_rank3,
   broadcast,
   is_zero,
   keeps_order,
@@ -98,7 +98,7 @@ def _rev(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> 
     return tf.reverse(operand, dimensions) if dimensions else operand
   # TF 2.21: Reverse takes at most 8 dimensions. One dimension at a time needs three.
   for axis in dimensions:
-    operand = tf.reverse(as_three(ctx, operand, sizes, axis), [1])
+    operand = tf.reverse(as_rank3(ctx, operand, sizes, axis), [1])
   return ctx.reshape(operand, sizes)
 
 

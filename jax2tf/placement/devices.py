@@ -52,7 +52,7 @@ class Destination:
   dtensor_mesh: Any = None
 
   @property
-  def spreads(self) -> bool:
+  def annotates_shardings(self) -> bool:
     """Whether sharding annotations have an effect in the graph."""
     return self.keep_shardings or self.dtensor_mesh is not None
 

@@ -239,5 +239,5 @@ def test_what_is_outside_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     return sum(node.op in ("MatMul", "MatVec", "BatchMatMulV2") for node in nodes)
 
   assert products() == 1
-  monkeypatch.setattr(Derivative, "may_wait", False)
+  monkeypatch.setattr(Derivative, "residuals_can_be_lazy", False)
   assert products() == 2

@@ -55,7 +55,7 @@ def op_counts() -> collections.Counter[str]:
 def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
   """Next to residuals that are computed with the results, from one jaxpr."""
   late = op_counts()
-  monkeypatch.setattr(Derivative, "may_wait", False)
+  monkeypatch.setattr(Derivative, "residuals_can_be_lazy", False)
   early = op_counts()
   assert early["MatMul"] + early["BatchMatMulV2"] >= 10
   assert not {

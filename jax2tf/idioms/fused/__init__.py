@@ -79,7 +79,7 @@ def entries() -> Sequence[Sequence[Entry]]:
     [
       (primitive.name, primitive, idiom)
       for primitive in ELEMENTWISE_OPS
-      for idiom in (products.flattened, features_first.activated)
+      for idiom in (products.flatten_rows, features_first.move_transpose_behind_activation)
     ],
     batch_norm.LATER,
   )

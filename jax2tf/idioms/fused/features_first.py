@@ -24,7 +24,7 @@ from jax2tf.traits import ARITHMETIC, COMMUTATIVE
 _FIRST = (0, 3, 1, 2)  # the permutation from features last
 
 
-def turned(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
+def conv_with_features_last(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """conv -> f32[b,c,h,w] as conv -> f32[b,h,w,c] and a transpose."""
   (out,), numbers = root.outvars, root.params["dimension_numbers"]
   if len(out.aval.shape) != 4 or tuple(numbers.out_spec) != (0, 1, 2, 3):
@@ -35,19 +35,23 @@ def turned(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
     outvars=[last],
     params=root.params | {"dimension_numbers": numbers._replace(out_spec=(0, 3, 1, 2))},
   )
-  return [conv, _transpose(root, last)]
+  return [conv, _with_transpose(root, last)]
 
 
-def combined(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
+def move_transpose_behind_vector(
+  flow: Dataflow, root: Eqn, templates: Templates
+) -> Equations | None:
   """transpose(x f32[b,h,w,c]) * f32[1,c,1,1] -> transpose(x * f32[1,1,1,c])."""
   (out,), orders = (root.outvars, [(0, 1), (1, 0)] if root.primitive in COMMUTATIVE else [(0, 1)])
   for i, other in orders:
     value, row = root.invars[i], root.invars[other]
-    if (turn := _turn(flow, value)) is None or not same(value.aval.shape, out.aval.shape):
+    if (transpose := _transpose_to_first(flow, value)) is None or not same(
+      value.aval.shape, out.aval.shape
+    ):
       continue
     if (vector := _features(flow, row, out.aval.shape[1])) is None:
       continue
-    (source,) = turn.invars
+    (source,) = transpose.invars
     spec = jax.ShapeDtypeStruct(vector.aval.shape, vector.aval.dtype)
     eqns, rows = substituted(
       jax.make_jaxpr(lambda v: jnp.reshape(v, (1, 1, 1, -1)))(spec), [vector]
@@ -57,27 +61,33 @@ def combined(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | Non
     return [
       *(e.replace(source_info=root.source_info) for e in eqns),
       root.replace(invars=operands, outvars=[last]),
-      _transpose(root, last),
+      _with_transpose(root, last),
     ]
   return None
 
 
-def activated(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
+def move_transpose_behind_activation(
+  flow: Dataflow, root: Eqn, templates: Templates
+) -> Equations | None:
   """relu(transpose(x)) -> transpose(relu(x)), of such a transpose."""
-  if (turn := _turn(flow, root.invars[0])) is None:
+  if (transpose := _transpose_to_first(flow, root.invars[0])) is None:
     return None
-  last = new_var(root.outvars[0], turn.invars[0].aval.shape)
-  return [root.replace(invars=turn.invars, outvars=[last]), _transpose(root, last)]
+  last = new_var(root.outvars[0], transpose.invars[0].aval.shape)
+  return [root.replace(invars=transpose.invars, outvars=[last]), _with_transpose(root, last)]
 
 
-def _transpose(root: Eqn, last: Any) -> Any:
+def _with_transpose(root: Eqn, last: Any) -> Any:
   return root.replace(primitive=P.transpose_p, invars=[last], params={"permutation": _FIRST})
 
 
-def _turn(flow: Dataflow, atom: Any) -> Any:
+def _transpose_to_first(flow: Dataflow, atom: Any) -> Any:
   """The transpose that gives features first, if nothing else uses its result, or None."""
-  turn = flow.single_use(atom, P.transpose_p)
-  return turn if turn is not None and tuple(turn.params["permutation"]) == _FIRST else None
+  transpose = flow.single_use(atom, P.transpose_p)
+  return (
+    transpose
+    if transpose is not None and tuple(transpose.params["permutation"]) == _FIRST
+    else None
+  )
 
 
 def _features(flow: Dataflow, atom: Any, size: Any) -> Any:
@@ -91,6 +101,6 @@ def _features(flow: Dataflow, atom: Any, size: Any) -> Any:
 
 
 IDIOMS = [
-  ("batch_norm", P.conv_general_dilated_p, turned),
-  *(("batch_norm", primitive, combined) for primitive in ARITHMETIC),
+  ("batch_norm", P.conv_general_dilated_p, conv_with_features_last),
+  *(("batch_norm", primitive, move_transpose_behind_vector) for primitive in ARITHMETIC),
 ]

@@ -13,7 +13,7 @@ from jax2tf.idioms.fused._template import Templates
 from jax2tf.jaxprs import Eqn
 
 
-def flattened(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
+def flatten_rows(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """gelu(f32[a,b,k] @ f32[k,n] + f32[n]) -> the same of f32[a*b,k], reshaped; before JAX
   differentiates, so the gradient is of this."""
   (out,), shape = root.outvars, root.outvars[0].aval.shape
