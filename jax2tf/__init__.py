@@ -65,8 +65,8 @@ if not TYPE_CHECKING:  # else a type checker would accept any name
     """A public name or a module of this package."""
     if name in __all__:
       importlib.import_module(_API)  # registers the package's lowering rules before the user's
-      found = globals()[name] = getattr(importlib.import_module(_HOMES.get(name, _API)), name)
-      return found
+      value = globals()[name] = getattr(importlib.import_module(_HOMES.get(name, _API)), name)
+      return value
     if not name.startswith("__") and importlib.util.find_spec(f"{__name__}.{name}"):
       return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -194,14 +194,14 @@ def convert(
         f"convert must be used outside all JAX transformations: '{traceable.name}' is called "
         "inside one. Call the converted function from TensorFlow, or the JAX function from JAX"
       )
-    found = refs.refs_of((args, kwargs))
-    if found:
+    refs_in_arguments = refs.refs_of((args, kwargs))
+    if refs_in_arguments:
       refs.check((args, kwargs), traceable.name)
-    fun = refs.as_values(fun_jax) if found else fun_jax
+    fun = refs.as_values(fun_jax) if refs_in_arguments else fun_jax
     traced, flat = values(fun, args, kwargs)
     results, after = traced.signature.split_results(flat)
     if after:
-      results = refs.written(found, traced.jaxpr, traced.signature, after, results)
+      results = refs.written(refs_in_arguments, traced.jaxpr, traced.signature, after, results)
     return _in_structure(traced.signature.out_tree, results, traceable.name)
 
   def values(

@@ -139,8 +139,8 @@ class Conversion:
       )
     if is_tensorflows(self.traced.jaxpr):
       return run(self._program, *operands)
-    found = self._derivatives.get(tuple(wrt), lambda: self._derivative(wrt))
-    return gradient.call(found, run, *operands)
+    differentiated = self._derivatives.get(tuple(wrt), lambda: self._derivative(wrt))
+    return gradient.call(differentiated, run, *operands)
 
   def _derivative(self, wrt: Sequence[int]) -> Derivative:
     return derivative(self._jaxpr, self._program, self._subject, wrt, self._prepare, self._orders)
@@ -234,10 +234,10 @@ def _argument(operand: tf.Tensor, aval: Any, number: int) -> tf.Tensor:
 def _check_placement(traced: TracedFunction, destination: Destination) -> None:
   """Raises ValueError for devices that TensorFlow lacks; warns about shardings that the graph
   drops."""
-  found = list(lowered_equations(traced.jaxpr, destination))
+  lowered = list(lowered_equations(traced.jaxpr, destination))
   missing = {
     f"  {place} ({device} in TensorFlow) at {where()}"
-    for eqn, where in found
+    for eqn, where in lowered
     for place in places_named_by(eqn)
     if (device := destination.missing(place))
   }
@@ -251,10 +251,10 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
       )
     )
   if destination.dtensor_mesh is not None and (
-    gaps := [Gap("scan", *_STACKS, where()) for eqn, where in found if _stacks(eqn)]
+    gaps := [Gap("scan", *_STACKS, where()) for eqn, where in lowered if _stacks(eqn)]
   ):
     raise lowering_error(traced.name, gaps)
-  spread = dict.fromkeys(where() for eqn, where in found if has_sharding(eqn))
+  spread = dict.fromkeys(where() for eqn, where in lowered if has_sharding(eqn))
   if spread and not destination.annotates_shardings:
     warn_user(
       f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in "

@@ -140,8 +140,8 @@ class Derivative:
 
     def forward(*primals: Any) -> tuple[Sequence[Any], list[Any]]:
       nonlocal structure
-      outs, pull = self._vjp(primals, nonzero)
-      residuals, structure = tree_util.tree_flatten(pull)
+      outs, pullback = self._vjp(primals, nonzero)
+      residuals, structure = tree_util.tree_flatten(pullback)
       mutable.update(i for i, residual in enumerate(residuals) if _jax_compat.is_ref(residual))
       # The backward pass begins with the values that mutable arrays have now.
       return outs, [x[...] if i in mutable else x for i, x in enumerate(residuals)]
@@ -171,17 +171,17 @@ class Derivative:
     counters = _counters(program.jaxpr.eqns, program.jaxpr.outvars[len(self.jaxpr.out_avals) :])
     return Forward(program, residuals, structure, of_refs, counters, nonzero, effects_error)
 
-  def backward(self, given: tuple[int, ...]) -> Backward | Exception:
-    """The backward pass for cotangents of the results in `given`; or the error.
+  def backward(self, with_cotangent: tuple[int, ...]) -> Backward | Exception:
+    """The backward pass for cotangents of the results in `with_cotangent`; or the error.
 
     The other results get symbolic-zero cotangents: JAX prunes their transposes, so 0 * inf never
     arises.
     """
     return self._cache.get(
-      ("backward", given), lambda: _or_error(lambda: self._trace_backward(given))
+      ("backward", with_cotangent), lambda: _or_error(lambda: self._trace_backward(with_cotangent))
     )
 
-  def _trace_backward(self, given: tuple[int, ...]) -> Backward:
+  def _trace_backward(self, with_cotangent: tuple[int, ...]) -> Backward:
     if isinstance(forward := self.forward, Exception):
       raise forward
 
@@ -190,17 +190,17 @@ class Derivative:
       for i, numbers in forward.counters.items():  # so that a loop sees what they are
         leaves[i] = counter_p.bind(**numbers)
       return tree_util.tree_unflatten(forward.structure, leaves)(
-        self._with_zeros(given, cotangents)
+        self._with_zeros(with_cotangent, cotangents)
       )
 
     forward.nonzero.clear()  # only this trace can reach it, which holds the lock of the cache
-    jaxpr = _trace(backward, forward.residuals, self._cotangents(given))
+    jaxpr = _trace(backward, forward.residuals, self._cotangents(with_cotangent))
     subject = replace(self.subject, function=self._gradient, is_recomputed=False)
     results_of_refs = [i for i, is_result in forward.refs.items() if is_result]
     refs.check_backward(subject.function, jaxpr, results_of_refs)
     # Equations on residuals and cotangents run where these are.
     places = forward.program.placement.of(forward.program.jaxpr.outvars)
-    operands = [*places[len(self.jaxpr.out_avals) :], *(places[i] for i in given)]
+    operands = [*places[len(self.jaxpr.out_avals) :], *(places[i] for i in with_cotangent)]
     return Backward(self.prepare(jaxpr, subject, operands), frozenset(forward.nonzero))
 
   @functools.cached_property
@@ -225,21 +225,22 @@ class Derivative:
     )
     return plain and not contains(self.jaxpr, (*OWN_RESIDUALS, *UNDETERMINED, *IN_TENSORFLOW))
 
-  def pullback(self, given: tuple[int, ...]) -> Derivative:
-    """(primals, cotangents of the results in `given`) -> cotangents of the primals in `wrt`."""
+  def pullback(self, with_cotangent: tuple[int, ...]) -> Derivative:
+    """(primals, cotangents of the results in `with_cotangent`) -> cotangents of the primals in
+    `wrt`."""
 
     def whole(primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-      return self._vjp(primals, set())[1](self._with_zeros(given, cotangents))
+      return self._vjp(primals, set())[1](self._with_zeros(with_cotangent, cotangents))
 
     def make() -> ClosedJaxpr:
-      return _trace(whole, _specs(self.jaxpr.in_avals), self._cotangents(given))
+      return _trace(whole, _specs(self.jaxpr.in_avals), self._cotangents(with_cotangent))
 
     n_primals = len(self.jaxpr.in_avals)
-    wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
+    wrt = [*self.wrt, *range(n_primals, n_primals + len(with_cotangent))]
     subject = replace(self.subject, function=self._gradient, is_recomputed=True)
     orders = max(self.saved_orders - 1, 0)
     return self._cache.get(
-      ("pullback", given),
+      ("pullback", with_cotangent),
       lambda: Derivative(make, subject, wrt, range(len(self.wrt)), self.prepare, orders),
     )
 
@@ -283,12 +284,12 @@ class Derivative:
     noted = _recording_nonzero_cotangents(
       lambda positions: nonzero.update(self.wrt[k] for k in positions)
     )
-    _, pull, outs = jax.vjp(
+    _, pullback, outs = jax.vjp(
       lambda *changing: of_differentiable(*noted(*changing)),
       *(primals[i] for i in self.wrt),
       has_aux=True,
     )
-    return outs, pull
+    return outs, pullback
 
   def _of_differentiable(
     self, primals: Sequence[Any], *changing: Any
@@ -300,14 +301,14 @@ class Derivative:
     outs = jaxpr_as_fun(self.jaxpr)(*operands)
     return [outs[i] for i in self.results], outs
 
-  def _cotangents(self, given: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
-    return _specs([self.jaxpr.out_avals[i] for i in given])
+  def _cotangents(self, with_cotangent: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
+    return _specs([self.jaxpr.out_avals[i] for i in with_cotangent])
 
-  def _with_zeros(self, given: Sequence[int], cotangents: Sequence[Any]) -> list[Any]:
+  def _with_zeros(self, with_cotangent: Sequence[int], cotangents: Sequence[Any]) -> list[Any]:
     """A cotangent for each differentiable result, JAX's symbolic zero for those that are not
     given."""
-    found = dict(zip(given, cotangents, strict=True))
-    return [found[i] if i in found else Zero(self.jaxpr.out_avals[i]) for i in self.results]
+    known = dict(zip(with_cotangent, cotangents, strict=True))
+    return [known[i] if i in known else Zero(self.jaxpr.out_avals[i]) for i in self.results]
 
 
 # How many passes and derivatives of one function are kept, each for other results with a cotangent,
@@ -354,8 +355,10 @@ def _omits_effects(eqn: Eqn) -> bool:
 
 def _counters(eqns: Sequence[Eqn], results: Sequence[Any]) -> dict[int, Mapping[str, Any]]:
   """{position of a result that `counter_p` makes: its params}."""
-  made = {eqn.outvars[0]: eqn.params for eqn in eqns if eqn.primitive is counter_p}
-  return {i: made[v] for i, v in enumerate(results) if not isinstance(v, Literal) and v in made}
+  params_of = {eqn.outvars[0]: eqn.params for eqn in eqns if eqn.primitive is counter_p}
+  return {
+    i: params_of[v] for i, v in enumerate(results) if not isinstance(v, Literal) and v in params_of
+  }
 
 
 def differentiable(avals: Sequence[Any]) -> list[int]:
@@ -386,8 +389,8 @@ def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:
     ValueError: a custom rule kept a tracer of the trace of its function.
   """
   with _tf_compat.recording_again():
-    found = jax.make_jaxpr(fun, **options)(*specs)
-  jaxpr = found[0] if options else found
+    traced = jax.make_jaxpr(fun, **options)(*specs)
+  jaxpr = traced[0] if options else traced
   # JAX 0.10: scipy.special.expn
   if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
     raise ValueError(
@@ -396,7 +399,7 @@ def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:
       "jax.grad(jax.jit(f)) does. If jax.grad(f) is right, convert that: "
       "jax2tf.convert(jax.grad(f))"
     )
-  return found
+  return traced
 
 
 def _specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:

@@ -97,8 +97,8 @@ class _Products:
   def _require_equal(self, dim: Any, name: str) -> None:
     """The size of this name is `dim`, whose variables are known."""
     size, value = shape_poly.variable(name, self._scope), self._value(dim)
-    found = [f"Found inconsistency between dimension size {name} (= ", size, ") and the "]
-    self._require("==", size, value, *found, f"specification '{dim}' (= ", value, ")")
+    words = [f"Found inconsistency between dimension size {name} (= ", size, ") and the "]
+    self._require("==", size, value, *words, f"specification '{dim}' (= ", value, ")")
 
   def _solve(self, dim: Any, name: str, variable: str) -> None:
     """The size of this name is `dim`, which has one unknown variable."""

@@ -75,9 +75,9 @@ class Dimensions:
       )
 
     known = self._known([x.shape for x in operands])
-    places = zip(known, self.sizes, strict=True)
+    sizes = zip(known, self.sizes, strict=True)
     return self.values_of(
-      [size_of(argument, axis) if size is None else size for size, (_, argument, axis) in places],
+      [size_of(argument, axis) if size is None else size for size, (_, argument, axis) in sizes],
       lower,
     )
 
@@ -282,16 +282,16 @@ def _dimension_jaxpr(dim: Any, names: tuple[str, ...], dtype: Any) -> ClosedJaxp
 def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
   """The equations whose products, also inside, may be larger than sizes, or that compute with such
   products."""
-  found, made = [], set[Any]()
+  eqns_by_products, products = [], set[Any]()
   producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
   for eqn in jaxpr.eqns:
     names = {eqn.primitive.name}.union(*map(_primitives, inner_jaxprs(eqn)))
     if (names & _PRODUCTS and not _is_within_sizes(eqn, producers)) or any(
-      not isinstance(v, Literal) and v in made for v in eqn.invars
+      not isinstance(v, Literal) and v in products for v in eqn.invars
     ):
-      found.append(eqn)
-      made.update(eqn.outvars)
-  return found
+      eqns_by_products.append(eqn)
+      products.update(eqn.outvars)
+  return eqns_by_products
 
 
 def _is_within_sizes(eqn: Eqn, producers: dict[Any, Any]) -> bool:

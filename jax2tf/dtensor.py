@@ -69,31 +69,32 @@ def tensor(array: Any, mesh: Any, *axes: str | None) -> tf.Tensor:
   values, dtensor = np.asarray(array), tf.experimental.dtensor
   sharding = getattr(array, "sharding", None)
   if axes:
-    wanted = dtensor.Layout(
+    target = dtensor.Layout(
       [axis or dtensor.UNSHARDED for axis in (*axes, *[None] * (values.ndim - len(axes)))], mesh
     )
   elif isinstance(sharding, NamedSharding) and sharding.spec != PartitionSpec():
-    wanted = layout(sharding, values.ndim, mesh)
+    target = layout(sharding, values.ndim, mesh)
   else:
-    wanted = dtensor.Layout.replicated(mesh, values.ndim)
+    target = dtensor.Layout.replicated(mesh, values.ndim)
   # Each device gets its shard alone. `copy_to_mesh` would put the whole array on each.
   return dtensor.pack(
-    [values[_shard(values.shape, wanted, place)] for place in mesh.local_device_locations()], wanted
+    [values[_shard(values.shape, target, location)] for location in mesh.local_device_locations()],
+    target,
   )
 
 
-def _shard(shape: Sequence[int], wanted: Any, place: Mapping[str, int]) -> tuple[slice, ...]:
+def _shard(shape: Sequence[int], target: Any, location: Mapping[str, int]) -> tuple[slice, ...]:
   """What a device at this place of the mesh has of an array."""
 
   def share(size: int, axis: str) -> slice:
     if axis == tf.experimental.dtensor.UNSHARDED:
       return slice(None)
-    each, left = divmod(size, wanted.mesh.dim_size(axis))
+    each, left = divmod(size, target.mesh.dim_size(axis))
     if left:
       raise ValueError(
-        f"a dimension of size {size} cannot be split over the {wanted.mesh.dim_size(axis)} "
+        f"a dimension of size {size} cannot be split over the {target.mesh.dim_size(axis)} "
         f"devices of {axis!r}"
       )
-    return slice(place[axis] * each, (place[axis] + 1) * each)
+    return slice(location[axis] * each, (location[axis] + 1) * each)
 
-  return tuple(map(share, shape, wanted.sharding_specs))
+  return tuple(map(share, shape, target.sharding_specs))

@@ -53,14 +53,14 @@ def _effects(jaxpr: Any) -> Counter[Any]:
 
   JAX's derivatives hoist loop-invariant equations out of a scan, even callbacks.
   """
-  found: Counter[Any] = Counter()
+  counts: Counter[Any] = Counter()
   for eqn in jaxpr.eqns if jaxpr.effects else ():
     if eqn.primitive in EFFECTFUL:
-      found[eqn.params.get("callback") or eqn.params["fmt"], ()] += 1
+      counts[eqn.params.get("callback") or eqn.params["fmt"], ()] += 1
     for inner in inner_jaxprs(eqn):
       loop = (eqn.primitive,) if eqn.primitive in LOOPS else ()
-      found.update({(what, (*loop, *loops)): n for (what, loops), n in _effects(inner).items()})
-  return found
+      counts.update({(what, (*loop, *loops)): n for (what, loops), n in _effects(inner).items()})
+  return counts
 
 
 def _gaps(

@@ -160,8 +160,8 @@ _REMAINDER = re.compile(r"(?:The remainder|rest is) (mod\(.+\))")
 def settling_constraints(error: Exception) -> tuple[str, str] | None:
   """Constraints that decide an inconclusive comparison of symbolic dimensions: the one under which
   it holds, and the one under which it does not, if there is one. None for other errors."""
-  if found := _COMPARISON.search(str(error)):
-    left, relation, right = found.groups()
+  if match := _COMPARISON.search(str(error)):
+    left, relation, right = match.groups()
     above, below = (
       str(int(right) + one) if right.lstrip("-").isdecimal() else f"{right} {sign} 1"
       for one, sign in ((1, "+"), (-1, "-"))
@@ -176,8 +176,8 @@ def settling_constraints(error: Exception) -> tuple[str, str] | None:
       "<=": f"{left} >= {above}",
     }[relation]
     return holds, fails
-  if found := _REMAINDER.search(str(error)):
-    return f"{found[1]} == 0", ""
+  if match := _REMAINDER.search(str(error)):
+    return f"{match[1]} == 0", ""
   return None
 
 
@@ -188,8 +188,8 @@ def hints() -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    if found := settling_constraints(error):
-      error.add_note(_hint(*found))
+    if constraints := settling_constraints(error):
+      error.add_note(_hint(*constraints))
     raise
 
 

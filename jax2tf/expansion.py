@@ -70,8 +70,8 @@ def _call(eqn: Eqn) -> Eqn:
   known = [None if fun else _constant(v) for v in eqn.invars]
 
   def call(*operands: Any) -> Any:
-    given = [x if value is None else value for x, value in zip(operands, known, strict=True)]
-    return (fun or eqn.primitive.impl)(*given, **eqn.params)
+    values = [x if value is None else value for x, value in zip(operands, known, strict=True)]
+    return (fun or eqn.primitive.impl)(*values, **eqn.params)
 
   call.__name__ = eqn.primitive.name
   specs = [
@@ -90,9 +90,9 @@ def _call(eqn: Eqn) -> Eqn:
     raise ValueError(f"its {kind} holds a tracer of another trace")
   if any(_same(inner, eqn) for inner in walk(called.params["jaxpr"])):
     raise ValueError(f"its {kind} is not a JAX function")
-  found, wanted = (_types([v.aval for v in e.outvars]) for e in (called, eqn))
-  if found != wanted:
-    raise ValueError(f"its {kind} gives {found} where its abstract evaluation says {wanted}")
+  types, declared = (_types([v.aval for v in e.outvars]) for e in (called, eqn))
+  if types != declared:
+    raise ValueError(f"its {kind} gives {types} where its abstract evaluation says {declared}")
   return eqn.replace(primitive=called.primitive, params=called.params)
 
 

@@ -33,7 +33,7 @@ def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
   """
   if not (of.wrt and of.results):
     return run(of.program, *primals)
-  found = _Differentiable(
+  function = _Differentiable(
     of, run, primals, is_watched=any(_tf_compat.is_watched(primals[i]) for i in of.wrt)
   )
   if (
@@ -41,8 +41,8 @@ def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
     and not _tf_compat.is_saving()
     and (numbering := run.with_value_numbering())
   ):
-    return found.call(functools.partial(_results, of, numbering, primals), of.jaxpr)
-  return found.call(functools.partial(_forward, of, run, primals, found.is_watched), of.jaxpr)
+    return function.call(functools.partial(_results, of, numbering, primals), of.jaxpr)
+  return function.call(functools.partial(_forward, of, run, primals, function.is_watched), of.jaxpr)
 
 
 # (emitter of a gradient function's graph) -> the residuals in that graph; or the error.
@@ -126,10 +126,10 @@ class _Differentiable:
     """The results, with derivatives; `compute`, which has the effects of `of`, gives them and the
     residuals."""
     operands = [self.primals[i] for i in self.of.wrt]
-    pull, push = _in_scope("jax2tf_vjp", self.pull), _in_scope("jax2tf_jvp", self.push)
-    return _tf_compat.with_derivatives(compute, operands, pull, push, bool(of.effects))
+    vjp, jvp = _in_scope("jax2tf_vjp", self.vjp), _in_scope("jax2tf_jvp", self.jvp)
+    return _tf_compat.with_derivatives(compute, operands, vjp, jvp, bool(of.effects))
 
-  def pull(self, residuals: _Residuals, *cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
+  def vjp(self, residuals: _Residuals, *cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
     """Cotangents of the results -> those of the arguments."""
     if isinstance(residuals, Exception):
       return self._refuse(residuals)
@@ -139,26 +139,28 @@ class _Differentiable:
           "the SavedModel holds no derivative of this order: save it with a larger gradient_orders"
         )
       )
-    given = tuple(i for i in self.of.results if not patches.is_missing(cotangents[i]))
-    if isinstance(backward := self.of.backward(given), Exception):
+    with_cotangent = tuple(i for i in self.of.results if not patches.is_missing(cotangents[i]))
+    if isinstance(backward := self.of.backward(with_cotangent), Exception):
       return self._refuse(backward)
     if not self.is_watched and (error := _forward_of(self.of).effects_error):
       return self._refuse(error)
     here = self.run.in_current_graph()
     # Identities, because a nested gradient function may only close over tensors of its own graph.
     own = [tf.identity(p, f"jax2tf_arg_{i}") for i, p in enumerate(self.primals)]
-    seeds = [tf.identity(_conjugate(cotangents[i]), f"jax2tf_arg_{len(own) + i}") for i in given]
+    seeds = [
+      tf.identity(_conjugate(cotangents[i]), f"jax2tf_arg_{len(own) + i}") for i in with_cotangent
+    ]
 
-    pullback, arguments = self.of.pullback(given), [*own, *seeds]
+    pullback, arguments = self.of.pullback(with_cotangent), [*own, *seeds]
 
     def compute() -> tuple[list[tf.Tensor], _Residuals]:
       results = here(backward.program, *map(_tf_compat.captured, residuals(here)), *seeds)
       return results, functools.partial(_recomputed, pullback, arguments)
 
-    found = _Differentiable(pullback, here, arguments).call(compute, backward.program.jaxpr)
+    cotangents_in = _Differentiable(pullback, here, arguments).call(compute, backward.program.jaxpr)
     named = [
       tf.identity(_conjugate(x), "jax2tf_out")
-      for x in nans.checked(found, f"the gradient of '{self.of.function}'")
+      for x in nans.checked(cotangents_in, f"the gradient of '{self.of.function}'")
     ]
     return [
       x if i in backward.nonzero else patches.missing(x)
@@ -189,16 +191,16 @@ class _Differentiable:
         for x in wrt
       ]
 
-  def push(self, *tangents: tf.Tensor) -> list[tf.Tensor | None]:
+  def jvp(self, *tangents: tf.Tensor) -> list[tf.Tensor | None]:
     """Tangents of the arguments -> those of the results."""
-    found = dict(
+    by_position = dict(
       zip(
         self.of.results,
         call(self.of.pushforward, self.run.in_current_graph(), *self.primals, *tangents),
         strict=True,
       )
     )
-    return [found.get(i) for i in range(len(self.of.jaxpr.out_avals))]
+    return [by_position.get(i) for i in range(len(self.of.jaxpr.out_avals))]
 
 
 def _in_scope(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -205,14 +205,14 @@ def _sharded(ctx: RuleContext, eqn: Eqn, results: Sequence[tf.Tensor]) -> Sequen
   this inside."""
   if not ctx.destination.annotates_shardings or inner_jaxprs(eqn):
     return results
-  said = (
+  sharding = (
     None
     if eqn.primitive.multiple_results
     else eqn.params.get("out_sharding", eqn.params.get("sharding"))
   )
   free = eqn.params.get("unconstrained_dims", ())
   return [
-    ctx.sharded(y, said or explicit_sharding(aval), free)
+    ctx.sharded(y, sharding or explicit_sharding(aval), free)
     for y, aval in zip(results, ctx.avals_out, strict=True)
   ]
 

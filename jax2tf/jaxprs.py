@@ -37,9 +37,11 @@ def variables(atoms: Iterable[Any]) -> list[Any]:
 
 def part(jaxpr: Any, eqns: Sequence[Eqn], results: Sequence[Any]) -> ClosedJaxpr:
   """Some equations of a jaxpr as a separate jaxpr: values from the rest -> `results`."""
-  made = {v for eqn in eqns for v in eqn.outvars}
+  results_inside = {v for eqn in eqns for v in eqn.outvars}
   operands = [
-    v for v in dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars)) if v not in made
+    v
+    for v in dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars))
+    if v not in results_inside
   ]
   names = jaxpr.debug_info.with_unknown_names()
   return closed(
@@ -134,12 +136,12 @@ def with_equations(
 def live(eqns: Sequence[Eqn], results: Sequence[Any]) -> list[Eqn]:
   """The equations that have effects, or whose values reach the results: what is left after
   dead-code elimination."""
-  used, kept = set(variables(results)), []
+  used, live_eqns = set(variables(results)), []
   for eqn in reversed(eqns):
     if eqn.effects or not used.isdisjoint(eqn.outvars):
       used.update(variables(eqn.invars))
-      kept.append(eqn)
-  return kept[::-1]
+      live_eqns.append(eqn)
+  return live_eqns[::-1]
 
 
 def map_inner(eqn: Eqn, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Eqn:

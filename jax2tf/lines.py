@@ -22,7 +22,7 @@ def user_line(eqn: Eqn, caller: str = UNKNOWN) -> str:
 def definition(jaxpr: Any) -> str:
   """`file:line (function)` of the definition of the traced function, or of the user's call if a
   library defines it."""
-  name, _, place = jaxpr.debug_info.func_src_info.partition(" at ")
-  if place and _jax_compat.is_user_file(place.rpartition(":")[0]):
-    return f"{place} ({name})"
+  name, _, line = jaxpr.debug_info.func_src_info.partition(" at ")
+  if line and _jax_compat.is_user_file(line.rpartition(":")[0]):
+    return f"{line} ({name})"
   return source_info_util.summarize(source_info_util.current()) or UNKNOWN

@@ -26,10 +26,10 @@ def checked(
     return list(results)
   if _tf_compat.current_graph() is not None:
     return _asserted(results, what, forbidden)
-  if not any(map(bool, (found for _, found in forbidden))):
+  if not any(map(bool, (is_present for _, is_present in forbidden))):
     return list(results)
   again()
-  raise FloatingPointError(_words(what, next(kind for kind, found in forbidden if found)))
+  raise FloatingPointError(_words(what, next(kind for kind, is_present in forbidden if is_present)))
 
 
 def _forbidden(results: Sequence[tf.Tensor]) -> Iterator[tuple[str, tf.Tensor]]:
@@ -62,8 +62,8 @@ def _asserted(
     return list(results)
   with tf.control_dependencies(
     [
-      tf.debugging.Assert(~found, [f"FloatingPointError: {_words(what, kind)}"])
-      for kind, found in forbidden
+      tf.debugging.Assert(~is_present, [f"FloatingPointError: {_words(what, kind)}"])
+      for kind, is_present in forbidden
     ]
   ):
     return [tf.identity(y) for y in results]

@@ -134,11 +134,11 @@ class Native:
     between two of these is one module."""
     del places  # JAX has them
     kinds = (*(LAPACK if "cpu" in self.target.platforms else ()), *CALLBACKS, *IN_TENSORFLOW)
-    found = _parts(opened(jaxpr), kinds)
-    if not any(is_outside for is_outside, _ in found):
+    parts = _parts(opened(jaxpr), kinds)
+    if not any(is_outside for is_outside, _ in parts):
       return self._module(jaxpr, operands)
     env, read = self.emitter.environment(jaxpr, operands), self.emitter.read
-    for is_outside, part in found:
+    for is_outside, part in parts:
       if is_outside:
         for eqn in part.eqns:  # the inside of a call, a loop or a branch is lowered natively
           inner = self.emitter.lower if eqn.primitive in kinds else self.lower
@@ -198,16 +198,16 @@ def _parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[bo
   """(whether it contains one of these primitives, a run of consecutive equations as a jaxpr), in
   order; the runs alternate."""
   eqns = expanded(jaxpr)
-  uses = {v: place for place, eqn in enumerate(eqns) for v in jaxprs.variables(eqn.invars)}
+  uses = {v: position for position, eqn in enumerate(eqns) for v in jaxprs.variables(eqn.invars)}
   uses |= dict.fromkeys(jaxprs.variables(jaxpr.outvars), len(eqns))
-  found = []
-  for held, group in itertools.groupby(
+  parts = []
+  for in_graph, group in itertools.groupby(
     enumerate(eqns), key=lambda item: _holds(item[1], primitives)
   ):
     numbers, some = zip(*group, strict=True)
     results = [v for eqn in some for v in eqn.outvars if uses.get(v, -1) > numbers[-1]]
-    found.append((held, jaxprs.part(jaxpr, some, results)))
-  return found
+    parts.append((in_graph, jaxprs.part(jaxpr, some, results)))
+  return parts
 
 
 def _holds(eqn: Eqn, primitives: Sequence[Primitive]) -> bool:

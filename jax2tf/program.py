@@ -277,9 +277,9 @@ def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Eqn
 def _refuse(jaxpr: ClosedJaxpr, of: Subject, is_gap: Callable[[Eqn], Any]) -> None:
   """Raises one error for all equations that are gaps at the destination."""
   needed = lowered_equations(jaxpr, of.destination)
-  found = [(eqn, where()) for eqn, where in needed if is_gap(eqn)]
-  if found:
-    gaps = [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in found]
+  gaps_with_lines = [(eqn, where()) for eqn, where in needed if is_gap(eqn)]
+  if gaps_with_lines:
+    gaps = [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in gaps_with_lines]
     raise errors.lowering_error(of.function, gaps)
 
 
@@ -297,9 +297,9 @@ def gap(eqn: Eqn) -> tuple[str, str]:
 def _foreign(eqn: Eqn) -> Any:
   """An extended dtype of the equation, no typed PRNG key, whose data cannot stand for its elements;
   or None."""
-  found = (getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars))
+  dtypes = (getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars))
   adds = eqn.primitive.name == "add_any"  # of cotangents, by a rule of the dtype
-  return next((dtype for dtype in found if (data := data_of(dtype)) and (data[0] or adds)), None)
+  return next((dtype for dtype in dtypes if (data := data_of(dtype)) and (data[0] or adds)), None)
 
 
 def lowered_equations(

@@ -76,26 +76,26 @@ def check(arguments: Any, name: str) -> None:
   for path, x in tree_util.tree_flatten_with_path(arguments, is_leaf=_is_ref)[0]:
     if not _is_ref(x):
       continue
-    place = ("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:])
+    argument = ("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:])
     variable = x.variable
     if not isinstance(variable, tf.Variable):
       raise TypeError(
-        f"'{name}': jax2tf.Ref takes a tf.Variable, and {place} has a {type(variable).__name__}; "
-        "pass jax2tf.Ref(variable)"
+        f"'{name}': jax2tf.Ref takes a tf.Variable, and {argument} has a "
+        f"{type(variable).__name__}; pass jax2tf.Ref(variable)"
       )
     dtype = variable.dtype.as_numpy_dtype
     if (canonical := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
       raise TypeError(
-        f"'{name}': the variable of {place} is {variable.dtype.name}, and JAX computes in "
+        f"'{name}': the variable of {argument} is {variable.dtype.name}, and JAX computes in "
         f"{canonical} without jax_enable_x64; "
         f"pass a variable of {canonical}"
       )
-    if (first := seen.setdefault(variable.ref(), place)) is not place:
+    if (first := seen.setdefault(variable.ref(), argument)) is not argument:
       raise ValueError(
         "only one reference to a mutable array may be passed as an argument to a function, but "
         f"when calling '{name}' "
         f"the variable {variable.name} of shape {variable.shape} appeared at both {first} and "
-        f"{place}"
+        f"{argument}"
       )
   if seen:
     check_order(name)
@@ -204,11 +204,11 @@ def of_closed_over(jaxpr: ClosedJaxpr) -> Callable[..., Any]:
   refs after it)."""
 
   def pure(leaves: Sequence[Any], values: Sequence[Any]) -> Any:
-    made = [jax.new_ref(value) for value in values]
-    fresh = iter(made)
+    new_refs = [jax.new_ref(value) for value in values]
+    fresh = iter(new_refs)
     constants = [next(fresh) if isinstance(c, jax.Ref) else c for c in jaxpr.consts]
     return jaxpr_as_fun(closed(opened(jaxpr), constants))(*leaves), [
-      jax.freeze(ref) for ref in made
+      jax.freeze(ref) for ref in new_refs
     ]
 
   return pure
@@ -242,13 +242,15 @@ def written(
   changed = [
     (variable, _tf_compat.keeping_control_dependencies(value)) for variable, value in changed
   ]
-  held = tree_util.tree_map(_tf_compat.keeping_control_dependencies, results)
+  results_before_writes = tree_util.tree_map(_tf_compat.keeping_control_dependencies, results)
   # All values are computed before the first write, so a failing call writes nothing.
-  with tf.control_dependencies([*(value for _, value in changed), *tree_util.tree_leaves(held)]):
+  with tf.control_dependencies(
+    [*(value for _, value in changed), *tree_util.tree_leaves(results_before_writes)]
+  ):
     ops = [variable.assign(value, read_value=False) for variable, value in changed]
   with tf.control_dependencies([op for op in ops if op is not None]):
     return tree_util.tree_map(
-      lambda y, x: mark_keys(tf.identity(x), key_dtype_of(y)), results, held
+      lambda y, x: mark_keys(tf.identity(x), key_dtype_of(y)), results, results_before_writes
     )
 
 
@@ -295,7 +297,7 @@ def check_backward(function: str, jaxpr: ClosedJaxpr, operands: Sequence[int]) -
   """Raises if a backward pass writes the mutable arrays whose values these operands are:
   TensorFlow's gradients write no variables."""
   values = [opened(jaxpr).invars[i] for i in operands]
-  made = {
+  new_refs = {
     eqn.outvars[0]
     for eqn in jaxpr.eqns
     if eqn.primitive in _jax_compat.NEW_REFS and any(eqn.invars[0] is v for v in values)
@@ -307,7 +309,7 @@ def check_backward(function: str, jaxpr: ClosedJaxpr, operands: Sequence[int]) -
     "differentiate with JAX before convert, where jax.grad writes the Ref, or return what "
     "it writes as a cotangent"
   )
-  users = [(eqn, [v for v in variables(eqn.invars) if v in made]) for eqn in jaxpr.eqns]
+  users = [(eqn, [v for v in variables(eqn.invars) if v in new_refs]) for eqn in jaxpr.eqns]
   writers = [
     eqn for eqn, refs in users if not all(_jax_compat.only_reads(eqn, ref) for ref in refs)
   ]

@@ -157,8 +157,8 @@ def _is_of_jax(primitive: Primitive) -> bool:
 def refusal(primitive: Primitive) -> tuple[str, str] | None:
   """(reason, advice) for a primitive of JAX that is refused on purpose; None for all others, also
   for one of a library that has the same name."""
-  found = UNSUPPORTED.get(primitive.name)
-  return found if found and _is_of_jax(primitive) else None
+  reason_and_advice = UNSUPPORTED.get(primitive.name)
+  return reason_and_advice if reason_and_advice and _is_of_jax(primitive) else None
 
 
 def lowered_inside(eqn: Eqn) -> Sequence[Any]:

@@ -26,8 +26,8 @@ _current = jax.make_user_context(None)
 class _Shadows:
   """{reference of a variable: its shadow}, equal only to itself."""
 
-  def __init__(self, found: Mapping[Any, Any]):
-    self.found = found
+  def __init__(self, of_variables: Mapping[Any, Any]):
+    self.of_variables = of_variables
 
 
 def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
@@ -37,20 +37,20 @@ def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
     return []
   calls = (eqn for eqn in walk(jaxpr) if eqn.primitive in IN_TENSORFLOW)
   variables = (v for eqn in calls for v in IN_TENSORFLOW[eqn.primitive](**eqn.params))
-  found = list({v.ref(): v for v in variables}.values())
-  if unknown := [v.name for v in found if v.trainable and not v.shape.is_fully_defined()]:
+  distinct = list({v.ref(): v for v in variables}.values())
+  if unknown := [v.name for v in distinct if v.trainable and not v.shape.is_fully_defined()]:
     warn_user(
       f"gradients by the variables {', '.join(unknown)} will be None: their shapes are not known. "
       "Set them, or trainable=False"
     )
-  return [v for v in found if v.shape.is_fully_defined()]
+  return [v for v in distinct if v.shape.is_fully_defined()]
 
 
-def given(found: Mapping[Any, Any]) -> AbstractContextManager[None]:
+def substituting(substituted: Mapping[Any, Any]) -> AbstractContextManager[None]:
   """Context manager: calls look up shadows in {reference of a variable: shadow}."""
-  return _current(_Shadows(found) if found else None)
+  return _current(_Shadows(substituted) if substituted else None)
 
 
 def current() -> Mapping[Any, Any]:
   """The current shadows."""
-  return {} if _current.value is None else _current.value.found
+  return {} if _current.value is None else _current.value.of_variables

@@ -91,15 +91,15 @@ class Call:
         scopes; specifications that fit no argument; an unknown size without a variable.
     """
     shapes = self._of_leaves(polymorphic_shapes)
-    found = []
+    specs = []
     for leaf, ((like, dtype, weak_type), shape) in enumerate(zip(described, shapes, strict=True)):
       try:
         dims = self._symbolic_shape(shape, like, scope, leaf)
       except ValueError as error:
         error.add_note(f"polymorphic_shapes has {shape!r} for {self._path(leaf)}")
         raise
-      found.append(jax.ShapeDtypeStruct(dims, dtype, weak_type=weak_type))
-    return found
+      specs.append(jax.ShapeDtypeStruct(dims, dtype, weak_type=weak_type))
+    return specs
 
   def _path(self, leaf: int) -> str:
     return pytrees.argument_paths((tuple(self.args), dict(self.kwargs)))[leaf]
@@ -108,14 +108,14 @@ class Call:
     """The specification of each leaf of (args, kwargs)."""
     parts_of = self._by_name if isinstance(polymorphic_shapes, dict) else self._by_position
     parts = parts_of(polymorphic_shapes)
-    found: list[Any] = []
+    shapes_of_leaves: list[Any] = []
     arguments = {f"args[{i}]": argument for i, argument in enumerate(self.args)}
     # JAX orders the keyword arguments by their names.
     arguments |= {f"kwargs[{name!r}]": self.kwargs[name] for name in sorted(self.kwargs)}
     for (title, shapes), (path, argument) in zip(parts, arguments.items(), strict=True):
       _check_spelling(shapes)
       try:
-        found += pytrees.spread(shapes, argument, _is_spec)
+        shapes_of_leaves += pytrees.spread(shapes, argument, _is_spec)
       except ValueError:
         words = _jax_compat.prefix_error(shapes, argument, _is_spec, title)
         raise ValueError(
@@ -124,7 +124,7 @@ class Call:
           "for all of it, or its structure with a string or None at each leaf "
           f"({words.partition(' so the diff')[0]})"
         ) from None
-    return found
+    return shapes_of_leaves
 
   def _by_position(self, shapes: Any) -> Iterator[tuple[str, Any]]:
     """(its name in messages, specification) for each argument, from one specification for all of

@@ -41,7 +41,7 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
   """
   traced = Traceable.of(fun).trace(specs, {}, {})
   ready = program.prepare(traced.jaxpr, program.Subject(traced.name))
-  found: dict[tf.Operation, tuple[str, str]] = {}
+  equations_of_ops: dict[tf.Operation, tuple[str, str]] = {}
 
   @contextlib.contextmanager
   def note(eqn: Eqn, caller: str) -> Iterator[None]:
@@ -49,10 +49,10 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
     graph: Any = _tf_compat.current_graph()
     before = len(graph.operations)
     yield
-    found.update(
+    equations_of_ops.update(
       (op, (eqn.primitive.name, lines.user_line(eqn, caller)))
       for op in graph.operations[before:]
-      if op not in found
+      if op not in equations_of_ops
     )
 
   def lower(*operands: tf.Tensor) -> list[tf.Tensor]:
@@ -69,7 +69,9 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
   tf.function(lower, autograph=False).get_concrete_function(*specs_of)
   return list(
     dict.fromkeys(
-      Use(inner.type, *asked) for op, asked in found.items() for inner in (op, *_inside(op, found))
+      Use(inner.type, *equation)
+      for op, equation in equations_of_ops.items()
+      for inner in (op, *_inside(op, equations_of_ops))
     )
   )
 

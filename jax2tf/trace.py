@@ -115,8 +115,8 @@ class Traceable:
       return fun(*args, **kwargs)
 
     nums, names = _static_arguments(fun)
-    given = jax.jit(call, static_argnums=static_argnums, static_argnames=static_argnames)
-    given_nums, given_names = jit_info.static_arguments(given)
+    jitted = jax.jit(call, static_argnums=static_argnums, static_argnames=static_argnames)
+    given_nums, given_names = jit_info.static_arguments(jitted)
     nums, names = tuple({*nums, *given_nums}), tuple({*names, *given_names})
     return cls(fun, jax.jit(call, static_argnums=nums, static_argnames=names), nums, names)
 
@@ -151,25 +151,25 @@ class Traceable:
     Raises:
       ValueError: a static argument is not hashable.
     """
-    for place, value in (*enumerate(self.bound), *self.bound_by_name.items()):
-      self._check_hashable(place, value)
+    for key, value in (*enumerate(self.bound), *self.bound_by_name.items()):
+      self._check_hashable(key, value)
     if not (self.static_argnums or self.static_argnames):
       return tuple(args), kwargs, {}
     nums = {n % len(args) if -len(args) <= n < len(args) else n for n in self.static_argnums}
     static: dict[Any, Any] = {i: value for i, value in enumerate(args) if i in nums}
     static.update({name: value for name, value in kwargs.items() if name in self.static_argnames})
-    for place, value in static.items():
-      self._check_hashable(place, value)
+    for key, value in static.items():
+      self._check_hashable(key, value)
     return (
       tuple(a for i, a in enumerate(args) if i not in nums),
       {k: v for k, v in kwargs.items() if k not in static},
       static,
     )
 
-  def _check_hashable(self, place: object, value: Any) -> None:
+  def _check_hashable(self, key: object, value: Any) -> None:
     if not isinstance(value, Hashable) or not _hashes(value):
       raise ValueError(
-        f"Non-hashable static arguments are used in '{self.name}': argument {place!r} = {value!r} "
+        f"Non-hashable static arguments are used in '{self.name}': argument {key!r} = {value!r} "
         f"of type {type(value).__name__}; pass a hashable value, for instance a tuple for a list"
       )
 
@@ -178,9 +178,9 @@ class Traceable:
   ) -> tuple[list[Any], dict[str, Any]]:
     """The inverse of `split`, with the bound arguments: those of `jitted`."""
     dynamic = iter(args)
-    count = len(args) + sum(isinstance(place, int) for place in static)
+    count = len(args) + sum(isinstance(key, int) for key in static)
     positional = [static[i] if i in static else next(dynamic) for i in range(count)]
-    by_name = {place: value for place, value in static.items() if isinstance(place, str)}
+    by_name = {key: value for key, value in static.items() if isinstance(key, str)}
     return [*self.bound, *positional], {**self.bound_by_name, **kwargs, **by_name}
 
   def trace(
@@ -196,7 +196,7 @@ class Traceable:
     in_tree = tree_util.tree_structure((tuple(args), kwargs))
     joined, named = self.join(args, kwargs, static)
     variables: Sequence[tf.Variable] = ()
-    with errors.hints(), default_device.recorded(place_of), shadows.given({}):
+    with errors.hints(), default_device.recorded(place_of), shadows.substituting({}):
       traced = self.jitted.trace(*joined, **named)
       if not is_tensorflows(traced.jaxpr) and (variables := shadows.captured(traced.jaxpr)):
         values = [
@@ -204,16 +204,16 @@ class Traceable:
           for v in variables
         ]
         traced = self._with_shadows(variables, static).trace(tuple(args), kwargs, values)
-      jaxpr, found = traced.jaxpr, refs.closed_over(traced.jaxpr)
-      if found:
-        values = [jax.ShapeDtypeStruct(ref.shape, ref.dtype) for ref in found]
+      jaxpr, refs_closed_over = traced.jaxpr, refs.closed_over(traced.jaxpr)
+      if refs_closed_over:
+        values = [jax.ShapeDtypeStruct(ref.shape, ref.dtype) for ref in refs_closed_over]
         jaxpr = (
           jax.jit(refs.of_closed_over(jaxpr)).trace([*map(_spec, jaxpr.in_avals)], values).jaxpr
         )
     _jax_compat.check_leaked_tracers(traced)
     _warn_of_large_constants(self.name, jaxpr)
     out_tree = traced.out_tree.children()[0] if self.returns_refs else traced.out_tree
-    closed_over = tuple(map(refs.variable_of, found))
+    closed_over = tuple(map(refs.variable_of, refs_closed_over))
     signature = Signature(in_tree, out_tree, tuple(variables), closed_over)
     return TracedFunction(self.name, jaxpr, signature)
 
@@ -222,7 +222,7 @@ class Traceable:
 
     def call(args: Sequence[Any], kwargs: dict[str, Any], values: Sequence[Any]) -> Any:
       args, kwargs = self.join(args, kwargs, static)
-      with shadows.given({v.ref(): x for v, x in zip(variables, values, strict=True)}):
+      with shadows.substituting({v.ref(): x for v, x in zip(variables, values, strict=True)}):
         return self.jitted.__wrapped__(*args, **kwargs)
 
     call.__name__ = self.name
@@ -273,7 +273,7 @@ def is_tensorflows(jaxpr: ClosedJaxpr) -> bool:
   (eqn,) = jaxpr.eqns
   # Where arguments have the values of its variables, the graph calls a copy, which TensorFlow
   # cannot differentiate.
-  takes_values = any(getattr(param, "held", None) for param in eqn.params.values())
+  takes_values = any(getattr(param, "substituted", None) for param in eqn.params.values())
   return eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars and not takes_values
 
 
@@ -325,8 +325,8 @@ class TraceCache:
     except (TypeError, ValueError):
       described = tuple(map(describe, leaves, pytrees.argument_paths(arguments)))
     values = (*self._traceable.bound, *self._traceable.bound_by_name.values())
-    by_place = tuple((place, type(value), value) for place, value in static.items())
-    context = (values, by_place, _jax_compat.trace_context())
+    statics = tuple((key, type(value), value) for key, value in static.items())
+    context = (values, statics, _jax_compat.trace_context())
 
     def make() -> TracedFunction:
       return self._trace(arguments, count, tree, described, static, context)

@@ -65,8 +65,8 @@ class Values:
     """A tensor of the value that `key` names, which ops that are made now may use; or None."""
     if (name := self._names.get(key)) is None:
       return None
-    found = (self._tensors.get((scope, name)) for scope in scopes.scopes_around())
-    return next((tensor for tensor in found if tensor is not None), None)
+    tensors = (self._tensors.get((scope, name)) for scope in scopes.scopes_around())
+    return next((tensor for tensor in tensors if tensor is not None), None)
 
   def _add(self, tensor: tf.Tensor, name: Name) -> None:
     self._of_tensor[id(tensor)] = tensor, name
@@ -93,10 +93,10 @@ class Naming:
     environment."""
     if not all(v in self._made_by for v in eqn.outvars):
       return False
-    found = [self._values.tensor(self._key(v)) for v in eqn.outvars]
-    if any(tensor is None for tensor in found):
+    tensors = [self._values.tensor(self._key(v)) for v in eqn.outvars]
+    if any(tensor is None for tensor in tensors):
       return False
-    self._env.update(zip(eqn.outvars, found, strict=True))
+    self._env.update(zip(eqn.outvars, tensors, strict=True))
     return True
 
   def name(self, eqn: Eqn) -> None:

@@ -368,10 +368,10 @@ def printed_text(holes: Sequence[Any], params: dict[str, Any]) -> str:
       else " ".join((fmt, *map(str, args)))
     )
 
-  found: list[str] = []
-  callback = lambda *args, **kwargs: found.append(text(*args, **kwargs))  # noqa: E731
+  texts: list[str] = []
+  callback = lambda *args, **kwargs: texts.append(text(*args, **kwargs))  # noqa: E731
   _debugging._make_flat_callback(params["in_tree"], callback, params["static_args"])(*holes)
-  return found[0]
+  return texts[0]
 
 
 def canonical(result: Any) -> Any:

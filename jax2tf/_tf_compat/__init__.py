@@ -176,8 +176,8 @@ _gradient_numbers = itertools.count()
 def with_derivatives(
   compute: Callable[[], tuple[list[tf.Tensor], Any]],
   operands: Sequence[tf.Tensor],
-  pull: Callable[..., Sequence[tf.Tensor | None]],
-  push: Callable[..., Sequence[tf.Tensor | None]],
+  vjp: Callable[..., Sequence[tf.Tensor | None]],
+  jvp: Callable[..., Sequence[tf.Tensor | None]],
   has_effects: bool = False,
 ) -> list[tf.Tensor]:
   """The results of `compute(operands)`, with custom derivatives.
@@ -190,15 +190,15 @@ def with_derivatives(
     compute: -> results, residuals; without recording: TensorFlow would prepare a gradient of its
       own for every loop and branch inside.
     operands: floating point and complex tensors.
-    pull: residuals, cotangents of the results -> those of the operands.
-    push: tangents of the operands -> those of the results.
-    has_effects: whether `compute` has effects. `pull` then depends on them; a TF1 graph would prune
+    vjp: residuals, cotangents of the results -> those of the operands.
+    jvp: tangents of the operands -> those of the results.
+    has_effects: whether `compute` has effects. `vjp` then depends on them; a TF1 graph would prune
       them if no cotangent depends on them.
   """
   graph = current_graph()
   with _record.stop_recording():
     outs, residuals = compute()
-    pull = errors_as_raised()(functools.partial(pull, residuals))
+    vjp = errors_as_raised()(functools.partial(vjp, residuals))
     if graph is None:
       tensors = [tf.identity(y) for y in outs]
     else:
@@ -206,13 +206,13 @@ def with_derivatives(
 
       def gradient(*cotangents: tf.Tensor) -> list[tf.Tensor | None]:
         with tf.control_dependencies(tensors if has_effects and graph is current_graph() else []):
-          return [None] * len(outs) + list(pull(*cotangents[: len(outs)]))
+          return [None] * len(outs) + list(vjp(*cotangents[: len(outs)]))
 
       _register_gradient(graph, gradient_type, gradient)
       with graph.gradient_override_map({"IdentityN": gradient_type}):
         tensors = tf.identity_n([*outs, *operands])[: len(outs)] if outs else []
       _note_effects(tensors, has_effects)
-  _record.record_operation("Jax2tf", tensors, list(operands), pull, errors_as_raised()(push))
+  _record.record_operation("Jax2tf", tensors, list(operands), vjp, errors_as_raised()(jvp))
   return tensors
 
 

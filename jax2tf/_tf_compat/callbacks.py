@@ -100,30 +100,35 @@ def call_python(
 def as_raised(error: tf.errors.OpError) -> Exception:
   """The original exception of a callback behind a TensorFlow error; the error itself if there is
   none."""
-  found = next((e for e in list(_raised) if f"{type(e).__name__}: {e}" in error.message), None)
-  if found is None:
+  original = next((e for e in list(_raised) if f"{type(e).__name__}: {e}" in error.message), None)
+  if original is None:
     return error
-  _raised.remove(found)  # its frames hold arrays
-  return found
+  _raised.remove(original)  # its frames hold arrays
+  return original
 
 
 def callbacks_in(definition: Any) -> list[Callback]:
   """The callbacks of ours in a GraphDef, and the ops that replaced some when it was saved: each
   once."""
   return sorted(
-    {found for nodes, _ in _bodies(definition) for node in nodes if (found := _callback(node))}
+    {
+      callback
+      for nodes, _ in _bodies(definition)
+      for node in nodes
+      if (callback := _callback(node))
+    }
   )
 
 
 def refuse(callbacks: Iterable[Callback]) -> None:
   """Raises CallbackError, with the source lines, for callbacks that no file can hold."""
-  if lost := [found for found in callbacks if found.text is None]:
-    lines = "".join(f"  {found}\n" for found in lost)
+  if unsavable := [callback for callback in callbacks if callback.text is None]:
+    lines = "".join(f"  {callback}\n" for callback in unsavable)
     message = (
       "cannot save a function that calls back into Python, which no file can "
       f"hold:\n{lines}  {_ADVICE}"
     )
-    raise errors.CallbackError(message, map(gap, lost))
+    raise errors.CallbackError(message, map(gap, unsavable))
 
 
 def gap(callback: Callback) -> errors.Gap:
@@ -150,8 +155,8 @@ def replace_prints(definition: Any) -> None:
   refuse(callbacks_in(definition))
   for nodes, first_result in _bodies(definition):
     for node in [*nodes]:
-      if node.op == "PyFunc" and (found := _callback(node)) and found.text:
-        _say(found, found.text, node, nodes, first_result)
+      if node.op == "PyFunc" and (callback := _callback(node)) and callback.text:
+        _say(callback, callback.text, node, nodes, first_result)
 
 
 def _bodies(definition: Any) -> Iterator[tuple[Any, str]]:
@@ -176,7 +181,7 @@ def _callback(node: Any) -> Callback | None:
   )
 
 
-def _say(found: Callback, text: Text, node: Any, nodes: Any, first_result: str) -> None:
+def _say(callback: Callback, text: Text, node: Any, nodes: Any, first_result: str) -> None:
   """Replaces a PyFunc without results by a StringFormat and a PrintV2 or Assert of the same
   name."""
   data = [x for x in node.input if not x.startswith("^")]
@@ -193,15 +198,15 @@ def _say(found: Callback, text: Text, node: Any, nodes: Any, first_result: str) 
   form.input.extend(node.input[len(data) :])
   form.attr["template"].s, form.attr["placeholder"].s = text.template.encode(), Text.HOLE.encode()
   form.attr["summarize"].i = text.summarize
-  name, said = form.name.removesuffix("/text"), form.name + first_result
+  name, printed = form.name.removesuffix("/text"), form.name + first_result
   node.Clear()
   if text.stream == Text.ASSERTION:
     false = nodes.add(name=f"{name}/false", op="Const")
     false.attr["dtype"].type = tf.bool.as_datatype_enum
     false.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(False))
-    node.MergeFrom(type(node)(name=name, op="Assert", input=[false.name + first_result, said]))
+    node.MergeFrom(type(node)(name=name, op="Assert", input=[false.name + first_result, printed]))
     node.attr["T"].list.type.append(tf.string.as_datatype_enum)
   else:
-    node.MergeFrom(type(node)(name=name, op="PrintV2", input=[said]))
+    node.MergeFrom(type(node)(name=name, op="PrintV2", input=[printed]))
     node.attr["output_stream"].s = text.stream.encode()
-  node.attr[_LINE].s = str(found).encode()
+  node.attr[_LINE].s = str(callback).encode()

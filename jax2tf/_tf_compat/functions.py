@@ -62,14 +62,16 @@ def gradient_apart(
   Raises:
     ValueError: it captures more than values.
   """
-  here = tf.compat.v1.get_default_graph()
+  current = tf.compat.v1.get_default_graph()
   graph = _func_graph.func_graph_from_py_func(
     "gradient", lambda *c: list(gradients(*c)), [], {}, signature=list(cotangents)
   )
-  given = {id(inner): outer for outer, inner in here.captures}  # what the function itself captures
-  used = [given.get(id(x), x) for x, _ in graph.captures]
-  kept = [x for x in used if tf.is_symbolic_tensor(x)]
-  if odd := sorted({x.dtype.name for x in kept if x.dtype in (tf.resource, tf.variant, tf.string)}):
+  captured_by_function = {id(inner): outer for outer, inner in current.captures}
+  used = [captured_by_function.get(id(x), x) for x, _ in graph.captures]
+  residuals = [x for x in used if tf.is_symbolic_tensor(x)]
+  if odd := sorted(
+    {x.dtype.name for x in residuals if x.dtype in (tf.resource, tf.variant, tf.string)}
+  ):
     raise ValueError(
       f"its gradient needs values of the dtype {', '.join(odd)}, which JAX does not have; loops "
       "and branches do"
@@ -89,7 +91,7 @@ def gradient_apart(
     captured = [next(rest) if tf.is_symbolic_tensor(x) else x for x in used]
     return call_flat(concrete, list(cotangents), captured)
 
-  return call, kept
+  return call, residuals
 
 
 def called(op: tf.Operation) -> list[Any]:

@@ -230,15 +230,15 @@ def _save_gradient(
     for capture in gradient.captured_inputs:
       if capture.dtype in _save._UNCOPIABLE_DTYPES:
         continue
-      outer, place = capture, op.graph
-      while (of := saved.get(place)) is not None and not isinstance(
+      outer, scope = capture, op.graph
+      while (of := saved.get(scope)) is not None and not isinstance(
         outer, tf.__internal__.EagerTensor
       ):
-        if outer.graph is place:
+        if outer.graph is scope:
           if id(outer) not in of.captured:
             break
           outer = of.captured[id(outer)]
-        place = of.outer_graph
+        scope = of.outer_graph
       if of is not None and not isinstance(outer, tf.__internal__.EagerTensor):
         view.add_capture_and_node(capture, _save._CapturedTensor(of.saved_name(outer), of.name))
         _CAPTURED.add(of.saved_name(outer).partition(":")[0])

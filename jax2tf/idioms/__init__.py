@@ -58,9 +58,9 @@ def rewritten(eqns: Sequence[Eqn], results: Sequence[Any]) -> Sequence[Eqn]:
   if not any(eqn.primitive in _IDIOMS for eqn in eqns):
     return eqns
   flow = Dataflow(eqns, results)
-  for place, eqn in enumerate(eqns):
+  for position, eqn in enumerate(eqns):
     for idiom in _IDIOMS.get(eqn.primitive, ()):
-      if (found := idiom(flow, eqn)) is not None:
-        flow.replace(place, found)
+      if (replacement := idiom(flow, eqn)) is not None:
+        flow.replace(position, replacement)
         break
   return flow.equations()

@@ -141,14 +141,17 @@ def call_of(flow: Dataflow, eqn: Eqn, fun: Callable[..., Sequence[Any]]) -> Equa
     rest = iter(operands)
     return fun(*(counter_p.bind(**m.params) if m else next(rest) for m in producers))
 
-  given = [v for v, producer in zip(eqn.invars, producers, strict=True) if producer is None]
+  operands_of_call = [
+    v for v, producer in zip(eqn.invars, producers, strict=True) if producer is None
+  ]
   specs = [
-    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in given
+    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
+    for v in operands_of_call
   ]
   with eqn.ctx.manager:
     [called] = jax.make_jaxpr(jax.jit(scan))(*specs).eqns
   of_call = {name: getattr(called, name) for name in ("primitive", "params", "effects")}
-  return [eqn.replace(invars=given, **of_call)]
+  return [eqn.replace(invars=operands_of_call, **of_call)]
 
 
 def vectorise_steps(

@@ -28,7 +28,7 @@ def hoisted(flow: Dataflow, eqn: Eqn) -> Equations | None:
   if (scan := parse_scan(eqn)) is None:
     return None
   early = _early(scan)
-  wanted, rest = _divided(scan, early)
+  needed, rest = _divided(scan, early)
   used = {v for e in early for v in variables(e.invars)}
   # While has a counter anyway, so counters are spared without gain. A value that is the same in
   # each step costs nothing inside.
@@ -39,12 +39,12 @@ def hoisted(flow: Dataflow, eqn: Eqn) -> Equations | None:
   ]
   spared = [v for v in rows if v in used and v not in rest]
   work = [e for e in early if e.primitive not in RESHAPES or _repeats(e)]
-  inside = [v for v in wanted if v in rest]
+  inside = [v for v in needed if v in rest]
   varying = _varying(scan, early)
   constant = {*scan.consts}.intersection(variables(scan.ys))
   if len(varying.intersection(inside)) >= len(spared) + len(work) + len(constant):
     return None
-  return call_of(flow, eqn, lambda *operands: _call(scan, early, wanted, inside, operands))
+  return call_of(flow, eqn, lambda *operands: _call(scan, early, needed, inside, operands))
 
 
 def _varying(scan: Scan, early: Sequence[Any]) -> set[Any]:
@@ -123,16 +123,16 @@ def _divided(scan: Scan, early: Sequence[Any]) -> tuple[list[Any], set[Any]]:
   """(early results that are asked for, all that the rest of a step uses)."""
   body, ids = scan.body, set(map(id, early))
   eqns = live([e for e in body.eqns if id(e) not in ids], body.outvars)
-  made = [v for e in early for v in e.outvars]
+  results = [v for e in early for v in e.outvars]
   rest = {*variables(body.outvars[: scan.n_carry]), *(v for e in eqns for v in variables(e.invars))}
   stacked = set(variables(scan.ys))
-  return [v for v in made if v in rest or v in stacked], rest
+  return [v for v in results if v in rest or v in stacked], rest
 
 
 def _call(
   scan: Scan,
   early: Sequence[Any],
-  wanted: Sequence[Any],
+  needed: Sequence[Any],
   inside: Sequence[Any],
   operands: Sequence[Any],
 ) -> Sequence[Any]:

@@ -120,9 +120,9 @@ def everywhere(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr
   eqns = [map_inner(eqn, everywhere) if eqn.primitive in BODIES else eqn for eqn in jaxpr.eqns]
   flow = Dataflow(eqns, jaxpr.outvars)
-  for place, eqn in enumerate(eqns):
-    if eqn.primitive is P.scan_p and (found := by_rows(flow, eqn)) is not None:
-      flow.replace(place, found)
+  for position, eqn in enumerate(eqns):
+    if eqn.primitive is P.scan_p and (replacement := by_rows(flow, eqn)) is not None:
+      flow.replace(position, replacement)
   return with_equations(jaxpr, flow.equations())
 
 
@@ -144,7 +144,9 @@ class _Loop:
     self.taken: dict[tuple[Any, Rows], Any] = {}
     self.written: dict[Any, tuple[Rows, Any]] = {}
     self._progressions = {
-      v: found for v, numbers in self.known.items() if (found := arithmetic_progression(v, numbers))
+      v: progression
+      for v, numbers in self.known.items()
+      if (progression := arithmetic_progression(v, numbers))
     }
     xs = zip(scan.xs, scan.eqn.invars[scan.n_outer :], strict=True)
     self.counted_xs = [
@@ -239,10 +241,10 @@ class _Loop:
       or other in self._results
     ):
       return None
-    found = self._write(producer)
-    if found is None or found.combine is P.mul_p or not self._is_zero(found.array):
+    write = self._write(producer)
+    if write is None or write.combine is P.mul_p or not self._is_zero(write.array):
       return None
-    return Access(operand, found.rows, [producer, eqn], found.update, P.add_p)
+    return Access(operand, write.rows, [producer, eqn], write.update, P.add_p)
 
   def _is_zero(self, atom: Any) -> bool:
     eqn = self._producers.get(_hashed(atom))
@@ -282,11 +284,12 @@ class _Loop:
       return
     accesses, array = list[Access](), v
     while True:  # the array before the step, then after each write
-      found = [self._read(eqn) or self._write(eqn) for eqn in self._users[array]]
-      known = [access for access in found if access is not None and access.array is array]
+      users = self._users[array]
+      of_users = [self._read(eqn) or self._write(eqn) for eqn in users]
+      known = [access for access in of_users if access is not None and access.array is array]
       writes = [access for access in known if access.update is not None]
       if (
-        len(known) < len(found)
+        len(known) < len(users)
         or len(writes) != (array is not out)
         or self._results.count(array) != (array is out)
       ):
@@ -327,7 +330,7 @@ class _Loop:
   def call(self, *operands: Any) -> Sequence[Any]:
     """The results of the scan."""
     scan, body, even = self.scan, self.scan.body, self._progressions
-    given = dict(zip(body.invars, operands, strict=True))
+    values = dict(zip(body.invars, operands, strict=True))
     gone = {*self.counters, *self.written}
     carries = [(v, out) for v, out in zip(scan.carry, scan.carried, strict=True) if v not in gone]
     stacked = [
@@ -343,12 +346,12 @@ class _Loop:
     ]
     needed = live(eqns, outvars)
     used = {*variables(outvars), *(v for eqn in needed for v in variables(eqn.invars))}
-    made = {v for eqn in needed for v in eqn.outvars}
+    computed = {v for eqn in needed for v in eqn.outvars}
     xs = {
-      row: rows.read(given[v], scan.length) for (v, rows), row in self.taken.items() if row in used
+      row: rows.read(values[v], scan.length) for (v, rows), row in self.taken.items() if row in used
     }
-    xs |= {v: self._counter(v) for v in even if v in used - made and not v.aval.shape}
-    xs |= {v: given[v] for v in scan.xs if v in used and v not in xs}
+    xs |= {v: self._counter(v) for v in even if v in used - computed and not v.aval.shape}
+    xs |= {v: values[v] for v in scan.xs if v in used and v not in xs}
     consts = [v for v in scan.consts if v in used]
     lean = jaxpr_as_fun(
       replaced(
@@ -357,14 +360,14 @@ class _Loop:
     )
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-      results = [*lean(*(given[v] for v in consts), *carry, *x)]
+      results = [*lean(*(values[v] for v in consts), *carry, *x)]
       return results[: len(carries)], results[len(carries) :]
 
-    init: list[Any] = [given[v] for v, _ in carries]
-    kept, ys = scan.rebuilt(step, init, [*xs.values()], operands)
-    after = self.counters | {v: x for (v, _), x in zip(carries, kept, strict=True)}
+    init: list[Any] = [values[v] for v, _ in carries]
+    carried, ys = scan.rebuilt(step, init, [*xs.values()], operands)
+    after = self.counters | {v: x for (v, _), x in zip(carries, carried, strict=True)}
     rows_of = zip(self.written.items(), ys[len(ys) - len(self.written) :], strict=True)
-    after |= {v: rows.written(given[v], y) for (v, (rows, _)), y in rows_of}
+    after |= {v: rows.written(values[v], y) for (v, (rows, _)), y in rows_of}
     left = iter(ys)
     return [
       *(after[v] for v in scan.carry),

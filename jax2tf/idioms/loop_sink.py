@@ -90,30 +90,32 @@ class _Late:
       if not refused:
         return
       stays |= {id(eqn) for eqn in self._after() if not refused.isdisjoint(variables(eqn.invars))}
-      self.sums = {v: found for v, found in self.sums.items() if id(found.of) not in stays}
+      self.sums = {
+        v: reduction for v, reduction in self.sums.items() if id(reduction.of) not in stays
+      }
 
   @property
   def stacked(self) -> list[Any]:
     """The ys that remain in the loop, each once."""
-    made = {eqn.outvars[0] for eqn in self.eqns}
-    return list(dict.fromkeys(v for v in self.scan.ys if v not in made))
+    results = {eqn.outvars[0] for eqn in self.eqns}
+    return list(dict.fromkeys(v for v in self.scan.ys if v not in results))
 
   @property
   def is_gain(self) -> bool:
     """Whether a step has fewer ops without the equations."""
-    made = {eqn.outvars[0] for eqn in self.eqns}
+    results = {eqn.outvars[0] for eqn in self.eqns}
     work = [eqn for eqn in self._after() if eqn.primitive not in RESHAPES]
-    return len(self.extra) < len(work) + len(made.intersection(self.scan.ys)) + len(self.sums)
+    return len(self.extra) < len(work) + len(results.intersection(self.scan.ys)) + len(self.sums)
 
   def _after(self) -> Equations:
-    return [*self.eqns, *(found.of for found in self.sums.values())]
+    return [*self.eqns, *(reduction.of for reduction in self.sums.values())]
 
   def _operands(self) -> dict[Any, bool]:
     """{value of a step that the equations need: whether one of them is a product}."""
-    made, operands = {eqn.outvars[0] for eqn in self.eqns}, dict[Any, bool]()
+    results, operands = {eqn.outvars[0] for eqn in self.eqns}, dict[Any, bool]()
     for eqn in self._after():
       for v in variables(eqn.invars):
-        if v not in made:
+        if v not in results:
           operands[v] = operands.get(v, False) or eqn.primitive is P.dot_general_p
     return operands
 
@@ -121,11 +123,14 @@ class _Late:
     """The equations that only ys and sums need, except those in `stays`."""
     scan, late = self.scan, Equations()
     fixed = {*scan.consts, *scan.body.constvars}
-    summed = {id(eqn) for found in self.sums.values() for eqn in found.eqns}
+    summed = {id(eqn) for reduction in self.sums.values() for eqn in reduction.eqns}
     waited_for = {
       *variables(out for v, out in zip(scan.carry, scan.carried, strict=True) if v not in self.sums)
     }
-    asked_for = {*scan.ys, *(v for found in self.sums.values() for v in variables(found.of.invars))}
+    needed = {
+      *scan.ys,
+      *(v for reduction in self.sums.values() for v in variables(reduction.of.invars)),
+    }
     for eqn in reversed(scan.body.eqns):
       if id(eqn) in summed:
         continue
@@ -136,11 +141,11 @@ class _Late:
         and out not in waited_for
         and all(map(is_array, (out, *variables(eqn.invars))))
         and not (is_product and fixed.isdisjoint(variables(eqn.invars)))
-        and (out in scan.ys or out not in asked_for or budget.admits(out, of_product=is_product))
+        and (out in scan.ys or out not in needed or budget.admits(out, of_product=is_product))
       ):
-        if out in asked_for:
+        if out in needed:
           late.append(eqn)
-          asked_for.update(variables(eqn.invars))
+          needed.update(variables(eqn.invars))
       else:
         waited_for.update(variables(eqn.invars))
     return late[::-1]
@@ -148,9 +153,9 @@ class _Late:
   def call(self, *operands: Any) -> Sequence[Any]:
     """The results of the scan."""
     scan, body, stacks = self.scan, self.scan.body, [*self.stacked, *self.extra]
-    given = dict(zip(body.invars, operands, strict=True))
+    values = dict(zip(body.invars, operands, strict=True))
     gone = {id(eqn) for eqn in self.eqns} | {
-      id(eqn) for found in self.sums.values() for eqn in found.eqns
+      id(eqn) for reduction in self.sums.values() for eqn in reduction.eqns
     }
     carries = [
       (v, out) for v, out in zip(scan.carry, scan.carried, strict=True) if v not in self.sums
@@ -166,23 +171,25 @@ class _Late:
     )
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-      results = [*lean(*(given[v] for v in consts), *carry, *x)]
+      results = [*lean(*(values[v] for v in consts), *carry, *x)]
       return results[: len(carries)], results[len(carries) :]
 
-    init, read = [given[v] for v, _ in carries], [given[v] for v in xs]
-    kept, ys = scan.rebuilt(step, init, read, operands) if outvars else ([], [])
-    rows = {v: given[v] for v in scan.xs} | dict(zip(stacks, ys, strict=True))
-    rows |= {v: self._shifted(given[v], rows[out]) for v, out in self.shifted.items()}
-    fixed = {v: given[v] for v in scan.consts} | dict(zip(body.constvars, body.consts, strict=True))
+    init, read = [values[v] for v, _ in carries], [values[v] for v in xs]
+    carried, ys = scan.rebuilt(step, init, read, operands) if outvars else ([], [])
+    rows = {v: values[v] for v in scan.xs} | dict(zip(stacks, ys, strict=True))
+    rows |= {v: self._shifted(values[v], rows[out]) for v, out in self.shifted.items()}
+    fixed = {v: values[v] for v in scan.consts} | dict(
+      zip(body.constvars, body.consts, strict=True)
+    )
     vectorise_steps(body, self.eqns, rows, fixed)
 
     def stack(v: Any) -> Any:
       return rows[v] if v in rows else jnp.broadcast_to(fixed[v], (scan.length, *v.aval.shape))
 
-    after = {v: x for (v, _), x in zip(carries, kept, strict=True)}
+    after = {v: x for (v, _), x in zip(carries, carried, strict=True)}
     after |= {
-      v: given[v] + _summed(body, found, [*map(stack, found.of.invars)])
-      for v, found in self.sums.items()
+      v: values[v] + _summed(body, reduction, [*map(stack, reduction.of.invars)])
+      for v, reduction in self.sums.items()
     }
     return [*(after[v] for v in scan.carry), *map(stack, scan.ys)]
 
@@ -195,7 +202,7 @@ class _Late:
 
 def _sums(scan: Scan) -> dict[Any, Sum]:
   """{carried variable: its sum}."""
-  body, found = scan.body, dict[Any, Sum]()
+  body, sums = scan.body, dict[Any, Sum]()
   producer: dict[Any, Eqn] = {v: eqn for eqn in body.eqns for v in eqn.outvars}
   uses = collections.Counter(
     [*variables(body.outvars), *(v for eqn in body.eqns for v in variables(eqn.invars))]
@@ -226,15 +233,15 @@ def _sums(scan: Scan) -> dict[Any, Sum]:
     if eqn.primitive in (P.reduce_sum_p, P.dot_general_p) and fixed.isdisjoint(
       variables(eqn.invars)
     ):
-      found[v] = Sum(eqn, moves[::-1], add)
-  return found
+      sums[v] = Sum(eqn, moves[::-1], add)
+  return sums
 
 
-def _summed(body: Any, found: Sum, operands: Sequence[Any]) -> Any:
+def _summed(body: Any, reduction: Sum, operands: Sequence[Any]) -> Any:
   """The sum of the products or sums of all steps, given their stacked operands: one product or sum,
   along one more dimension."""
-  params = found.of.params
-  if found.of.primitive is P.reduce_sum_p:
+  params = reduction.of.params
+  if reduction.of.primitive is P.reduce_sum_p:
     total = jnp.sum(operands[0], axis=(0, *(axis + 1 for axis in params["axes"])))
   else:
     (contract, batch) = (
@@ -242,9 +249,9 @@ def _summed(body: Any, found: Sum, operands: Sequence[Any]) -> Any:
     )
     numbers = (tuple((0, *axes) for axes in contract), tuple(batch))
     total = P.dot_general_p.bind(*operands, **params | {"dimension_numbers": numbers})
-  if not found.moves:
+  if not reduction.moves:
     return total
-  (total,) = jaxpr_as_fun(part(body, found.moves, found.moves[-1].outvars))(total)
+  (total,) = jaxpr_as_fun(part(body, reduction.moves, reduction.moves[-1].outvars))(total)
   return total
 
 

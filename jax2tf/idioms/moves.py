@@ -81,16 +81,16 @@ def _moved(eqn: Eqn, source: Any, dims: Dims) -> Equations | None:
   """Equations from `source` to the result of `eqn`, in place of `eqn`; None if a reshape would have
   to compute sizes."""
   shape, (out,) = source.aval.shape, eqn.outvars
-  kept = sorted(d for d in dims if d is not None)
-  permutation = [kept.index(d) for d in dims if d is not None]
+  remaining = sorted(d for d in dims if d is not None)
+  permutation = [remaining.index(d) for d in dims if d is not None]
   # Dimensions of size 1 may be at any position, so they are ignored.
-  wide = [p for p in permutation if not is_one(shape[kept[p]])]
+  wide = [p for p in permutation if not is_one(shape[remaining[p]])]
   if wide == sorted(wide):
     return None if _has_several_symbols(shape) else [reshape(eqn, source, out)]
   eqns, inserts = [], None in dims
-  if len(kept) < len(shape):
-    squeezed = new_var(source, [shape[d] for d in kept])
-    dropped = tuple(d for d in range(len(shape)) if d not in kept)
+  if len(remaining) < len(shape):
+    squeezed = new_var(source, [shape[d] for d in remaining])
+    dropped = tuple(d for d in range(len(shape)) if d not in remaining)
     eqns.append(
       eqn.replace(
         primitive=P.squeeze_p, invars=[source], outvars=[squeezed], params={"dimensions": dropped}

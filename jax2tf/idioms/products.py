@@ -37,7 +37,7 @@ def swap_operands(flow: Dataflow, eqn: Eqn) -> Equations | None:
 
 def absorb_transposes(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """dot_general(transpose(x), y) -> dot_general(x, y), which contracts other dimensions."""
-  operands, numbers, found = (
+  operands, numbers, is_changed = (
     list(eqn.invars),
     list(zip(*eqn.params["dimension_numbers"], strict=True)),
     False,
@@ -50,8 +50,8 @@ def absorb_transposes(flow: Dataflow, eqn: Eqn) -> Equations | None:
       free = [permutation[d] for d in range(len(permutation)) if d not in taken]
       if free == sorted(free):
         numbers[side] = tuple(tuple(permutation[d] for d in dims) for dims in numbers[side])
-        operands[side], found = transpose.invars[0], True
-  if not found:
+        operands[side], is_changed = transpose.invars[0], True
+  if not is_changed:
     return None
   return [
     eqn.replace(

@@ -36,7 +36,7 @@ class Windows:
   batching: dict[int, int]
 
   @cached_property
-  def kept(self) -> list[int]:
+  def window_dims(self) -> list[int]:
     """The dimensions of the operand that a window keeps."""
     return [d for d in range(len(self.shape)) if d not in self.dropped]
 
@@ -90,7 +90,7 @@ class Windows:
     if len(dims) > 1 and not (isinstance(size, int) and size < 2**31):
       starts = tf.cast(starts, tf.int64)
     strides = {d: math.prod(self.shape[d + 1 : last + 1]) for d in dims}
-    windows = [d for d in self.kept if d in dims]
+    windows = [d for d in self.window_dims if d in dims]
     index = self._dot(
       ctx, starts, [strides[d] if d in strides and d in self.addressed else 0 for d in self.columns]
     )

@@ -76,12 +76,12 @@ def _run(ctx: RuleContext, loop: LaneLoop, operands: Sequence[tf.Tensor]) -> Ten
     picked = tf.concat([going, tf.fill(spare[tf.newaxis], going[0])], 0)
     rows = [tf.gather(x, picked) for x in carry]
     by_lane = zip(consts, (*loop.test_consts, *loop.body_consts), strict=True)
-    given = [tf.gather(x, picked) if each else x for x, each in by_lane]
+    picked_operands = [tf.gather(x, picked) if each else x for x, each in by_lane]
     is_real = tf.range(tf.size(picked)) < count
     fewest = tf.where(count > _FEW_LANES, tf.math.floordiv(count, 2), 0)
-    active, rows = _steps(ctx, loop, given, rows, is_real, fewest)
-    places, written = going[:, tf.newaxis], [y[:count] for y in rows]
-    new = [tf.tensor_scatter_nd_update(x, places, y) for x, y in zip(carry, written, strict=True)]
+    active, rows = _steps(ctx, loop, picked_operands, rows, is_real, fewest)
+    indices, written = going[:, tf.newaxis], [y[:count] for y in rows]
+    new = [tf.tensor_scatter_nd_update(x, indices, y) for x, y in zip(carry, written, strict=True)]
     return [tf.boolean_mask(going, _any(active)[:count]), *new]
 
   first = ctx.lower(loop.whole_test, *consts[:n_test], *carry)[0]

@@ -98,11 +98,11 @@ def _by_lane(
   choices = [(True, False) if row and not sure else (row,) for row in rows[:n_consts]]
   for consts in itertools.product(*choices):
     try:
-      found, by_lane = lanes.resized(jaxpr, [*consts, *rows[n_consts:]])
+      resized, by_lane = lanes.resized(jaxpr, [*consts, *rows[n_consts:]])
     except Exception:  # of a library's primitive for a symbolic size, too
       continue
     if all(by_lane):
-      return found, consts
+      return resized, consts
   return None, ()
 
 
@@ -162,19 +162,19 @@ class _Lanes:
     Raises:
       _NotByLaneError: an equation may not compute lane by lane.
     """
-    found: list[bool] = []
+    results_by_lane: list[bool] = []
 
     def run(*operands: Any) -> list[Any]:
       values = [_Value(x, rows) for x, rows in zip(operands, by_lane, strict=True)]
       results = self._run(jaxpr, values)
-      found[:] = [y.by_lane for y in results]
+      results_by_lane[:] = [y.by_lane for y in results]
       return [y.array for y in results]
 
     specs = []
     for aval, rows in zip(jaxpr.in_avals, by_lane, strict=True):
       shape = (self.new, *aval.shape[1:]) if rows else aval.shape
       specs.append(jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type))
-    return jax.make_jaxpr(run)(*specs), found
+    return jax.make_jaxpr(run)(*specs), results_by_lane
 
   def _run(self, jaxpr: ClosedJaxpr, operands: Sequence[_Value]) -> list[_Value]:
     consts = [_Value(c, False) for c in jaxpr.consts]
@@ -240,11 +240,11 @@ class _Lanes:
   def _cond(self, eqn: Eqn, operands: Sequence[_Value]) -> list[_Value]:
     index, *rest = operands
     _require(not index.by_lane)
-    given = [x.by_lane for x in rest]
-    found = [self.resized(closed(branch), given) for branch in eqn.params["branches"]]
-    rows = found[0][1]
-    _require(all(other == rows for _, other in found))
-    new = eqn.params | {"branches": tuple(branch for branch, _ in found)}
+    operands_by_lane = [x.by_lane for x in rest]
+    branches = [self.resized(closed(branch), operands_by_lane) for branch in eqn.params["branches"]]
+    rows = branches[0][1]
+    _require(all(other == rows for _, other in branches))
+    new = eqn.params | {"branches": tuple(branch for branch, _ in branches)}
     results = P.cond_p.bind(*(x.array for x in operands), **new)
     return [_Value(y, row) for y, row in zip(results, rows, strict=True)]
 

@@ -289,9 +289,9 @@ def _chased(
   tau = jnp.where(((k >= first) & (k < bottom))[:, None, None], tau[:, :, None], 0)
   rows = lax.dynamic_slice(work, (zero, k, zero), (lanes, 3, width))
   columns = lax.dynamic_slice(work, (zero, zero, k), (lanes, height, 3))
-  place = jnp.arange(3, dtype=jnp.int32)
-  wide = _product(v[:, None, :], (form.column == k + place[:, None]).astype(v.dtype))  # [b,1,m]
-  tall = _product((form.row == k + place).astype(v.dtype), v[:, :, None])  # [b,r,1]
+  positions = jnp.arange(3, dtype=jnp.int32)
+  wide = _product(v[:, None, :], (form.column == k + positions[:, None]).astype(v.dtype))  # [b,1,m]
+  tall = _product((form.row == k + positions).astype(v.dtype), v[:, :, None])  # [b,r,1]
   across = tau * _product(jnp.conj(v)[:, None, :], rows)  # v^H H
   down = _product(columns, v[:, :, None])  # H v
   both = _product(across, jnp.swapaxes(wide, 1, 2))  # v^H H v

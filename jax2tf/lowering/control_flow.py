@@ -421,9 +421,9 @@ def _rows(
   shape = [*block, *(-1 if n is None else n for n in x.shape.as_list()[1:])]
 
   def read(i: tf.Tensor) -> tf.Tensor:
-    place = turns - 1 - i if rows.is_reversed else i
+    index = turns - 1 - i if rows.is_reversed else i
     return tf.raw_ops.TensorListGetItem(
-      input_handle=rows.handle, index=place, element_shape=shape, element_dtype=x.dtype
+      input_handle=rows.handle, index=index, element_shape=shape, element_dtype=x.dtype
     )
 
   return read

@@ -382,9 +382,9 @@ def _nextafter(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   # TF 2.21: NextAfter has kernels for float32 and float64 only.
   start, end = (tf.cast(_ordinal(z), tf.int32) for z in (x, y))
   # -0.0 and 0.0 count as one
-  start, end = (place + tf.cast(place < 0, tf.int32) for place in (start, end))
-  place = start + tf.sign(end - start)
-  bits = where(place < 0, -(2**15) - place, place)
+  start, end = (ordinal + tf.cast(ordinal < 0, tf.int32) for ordinal in (start, end))
+  ordinal = start + tf.sign(end - start)
+  bits = where(ordinal < 0, -(2**15) - ordinal, ordinal)
   return where(
     tf.math.is_nan(x) | tf.math.is_nan(y),
     x + y,

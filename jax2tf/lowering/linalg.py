@@ -227,10 +227,12 @@ def lu(a: tf.Tensor, square: bool = False) -> tuple[tf.Tensor, tf.Tensor, tf.Ten
   """a[batch,m,n] -> (L and U [batch,m,n], exchanges [batch,min(m,n)], permutation [batch,m])."""
   by_columns = shared(_lu_blocks, a)
   if square and not a.dtype.is_complex:  # the op has another modulus of a complex pivot
-    found, permutation = unless_compiled(lambda: _lu_by_op(a, by_columns), lambda: by_columns(a))
+    packed_lu, permutation = unless_compiled(
+      lambda: _lu_by_op(a, by_columns), lambda: by_columns(a)
+    )
   else:
-    found, permutation = by_columns(a)
-  return found, _exchanges(permutation)[:, : size(a, -1)], permutation
+    packed_lu, permutation = by_columns(a)
+  return packed_lu, _exchanges(permutation)[:, : size(a, -1)], permutation
 
 
 def _lu_by_op(a: tf.Tensor, otherwise: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -242,11 +244,11 @@ def _lu_by_op(a: tf.Tensor, otherwise: Any) -> tuple[tf.Tensor, tf.Tensor]:
     tf.where(tf.abs(a) < np.finfo(a.dtype.as_numpy_dtype).tiny, tf.zeros_like(a), a)
   )
   regular = tf.math.is_finite(log)
-  found, permutation = tf.linalg.lu(
+  packed_lu, permutation = tf.linalg.lu(
     tf.where(regular[:, tf.newaxis, tf.newaxis], a, tf.eye(size(a, -1), dtype=a.dtype))
   )
-  sure = tf.reduce_all(regular) & tf.reduce_all(all_finite(found))
-  return tf.cond(sure, lambda: (found, permutation), lambda: otherwise(a))
+  sure = tf.reduce_all(regular) & tf.reduce_all(all_finite(packed_lu))
+  return tf.cond(sure, lambda: (packed_lu, permutation), lambda: otherwise(a))
 
 
 def _exchanges(permutation: tf.Tensor) -> tf.Tensor:

@@ -137,7 +137,7 @@ def _scattered(
   vectors = windows.vectors(indices)
   starts = windows.clamped(ctx, vectors)
   rows = windows.linear(ctx, starts, 0, flat - 1)
-  row_windows = [d for d in windows.kept if d < flat]
+  row_windows = [d for d in windows.window_dims if d < flat]
   if not clip and windows.columns:
     inside = windows.inside(ctx, vectors, starts, [*batch, *[1] * len(row_windows)])
     rows = where(inside, rows, tf.constant(-1, rows.dtype))

@@ -113,10 +113,11 @@ def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple
   """
   rank, out = len(axes), tuple(axis.out for axis in axes)
   windows = tuple(axis.window for axis in axes)
-  places = [_places(axis) for axis in axes]  # (position, is it an element) of shape [out, window]
+  # (position in the operand, whether an element stands there), both of shape [out, window]
+  of_windows = [_positions(axis) for axis in axes]
   view, inside = operand, jnp.ones((), bool)
   for i in reversed(range(rank)):
-    position, valid = places[i]
+    position, valid = of_windows[i]
     view = (
       jnp.expand_dims(view, i + 1)
       if axes[i].is_trivial
@@ -146,7 +147,7 @@ def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple
   return tuple(positions), beats_nothing
 
 
-def _places(axis: Axis) -> tuple[Any, Any]:
+def _positions(axis: Axis) -> tuple[Any, Any]:
   """([out, window] positions in the operand, whether an element stands there)."""
   window, within = (lax.broadcasted_iota(jnp.int32, (axis.out, axis.window), d) for d in (0, 1))
   position, valid = (

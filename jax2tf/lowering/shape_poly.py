@@ -18,8 +18,8 @@ def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
   """-> i32[] (i64[] with x64), the value of a symbolic dimension; an error when the graph runs if
   it does not fit."""
   dtype = ctx.dtype_out
-  if dtype == tf.int32 and (found := ctx.dimensions.wrapping_value(dim)):
-    return _checked(dim, *found)
+  if dtype == tf.int32 and (wrapping := ctx.dimensions.wrapping_value(dim)):
+    return _checked(dim, *wrapping)
   value = ctx.dimensions.wide_value(dim)
   if isinstance(value, int):
     if value > dtype.max:

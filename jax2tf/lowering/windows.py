@@ -119,11 +119,13 @@ def _windows_by_jaxpr(reducer: ClosedJaxpr, axes: Sequence[Axis], *operands: Any
       left | right,
     ]
 
-  *results, found = _windows(
+  *results, has_element = _windows(
     combine_elements, [*xs, jnp.ones(xs[0].shape, bool)], [*inits, jnp.zeros((), bool)], axes
   )
-  inits = tuple(jnp.broadcast_to(init, found.shape) for init in inits)
-  return [jnp.where(found, y, init) for y, init in zip(combine(inits, results), inits, strict=True)]
+  inits = tuple(jnp.broadcast_to(init, has_element.shape) for init in inits)
+  return [
+    jnp.where(has_element, y, init) for y, init in zip(combine(inits, results), inits, strict=True)
+  ]
 
 
 _IDENTITIES = {P.add_p: 0, P.mul_p: 1, P.max_p: -np.inf, P.min_p: np.inf}

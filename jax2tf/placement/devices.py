@@ -79,8 +79,8 @@ class Destination:
     device = self.device(place)
     if device is None or self.platforms:
       return None
-    wanted = tf.DeviceSpec.from_string(device)
-    return None if any(_fits(wanted, d.name) for d in tf.config.list_logical_devices()) else device
+    spec = tf.DeviceSpec.from_string(device)
+    return None if any(_fits(spec, d.name) for d in tf.config.list_logical_devices()) else device
 
 
 # This machine.
@@ -94,9 +94,9 @@ def _here() -> tuple[str, ...]:
   return (gpu,) if tf.config.list_logical_devices("GPU") else ("cpu",)
 
 
-def _fits(wanted: Any, name: str) -> bool:
+def _fits(spec: Any, name: str) -> bool:
   device = tf.DeviceSpec.from_string(name)
   return all(
-    getattr(wanted, part) in (None, getattr(device, part))
+    getattr(spec, part) in (None, getattr(device, part))
     for part in ("job", "replica", "task", "device_type", "device_index")
   )

@@ -27,14 +27,14 @@ def layout(sharding: Any, rank: int, mesh: Any, free: Sequence[int] = ()) -> Any
       f"{type(sharding).__name__} names no axes, and DTensor needs those of a NamedSharding"
     )
   spec = [*sharding.spec, *[None] * (rank - len(sharding.spec))]
-  kept = {*free, *(i for i, axes in enumerate(spec) if axes is PartitionSpec.UNCONSTRAINED)}
-  found = [
+  unsharded = {*free, *(i for i, axes in enumerate(spec) if axes is PartitionSpec.UNCONSTRAINED)}
+  axis_names = [
     tf.experimental.dtensor.MATCH
-    if i in kept
+    if i in unsharded
     else _axis(() if axes is None else axes, sharding, mesh)
     for i, axes in enumerate(spec)
   ]
-  return tf.experimental.dtensor.Layout(found, mesh)
+  return tf.experimental.dtensor.Layout(axis_names, mesh)
 
 
 def _axis(axes: str | tuple[str, ...], sharding: NamedSharding, mesh: Any) -> str:

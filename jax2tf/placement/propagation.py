@@ -71,11 +71,11 @@ def propagate(
   """As `placement`, of equations."""
   if not any(operands) and not any(map(_names_place, eqns)):
     return NOWHERE
-  found = Placement(
+  placed = Placement(
     runs := {}, values := {v: p for v, p in zip(invars, operands, strict=False) if p}
   )
   for eqn in eqns:
-    places = found.of(eqn.invars)
+    places = placed.of(eqn.invars)
     if eqn.primitive is P.device_put_p:
       results: Sequence[Place | None] = [
         _place_after(*put)
@@ -90,7 +90,7 @@ def propagate(
         runs[eqn.outvars[0]] = here
       results = [committed] * len(eqn.outvars) if committed else _results(eqn, inner, places)
     values.update((v, place) for v, place in zip(eqn.outvars, results, strict=True) if place)
-  return found
+  return placed
 
 
 def _place_after(target: Any, source: Any, before: Place | None) -> Place | None:
@@ -157,7 +157,7 @@ def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     before = [targets.get(place) for place in placed.of(eqn.invars)]
     puts = zip(eqn.params["devices"], eqn.params["srcs"], before, strict=True)
     # Without a target the value stays where it is, and so does its cotangent.
-    srcs = tuple(src if target is None else src or found for target, src, found in puts)
+    srcs = tuple(src if target is None else src or source for target, src, source in puts)
     return eqn.replace(params=eqn.params | {"srcs": srcs})
 
   return replaced(jaxpr, eqns=[known(eqn) for eqn in jaxpr.eqns])

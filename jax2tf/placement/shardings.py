@@ -48,7 +48,7 @@ def explicit_sharding(aval: Any) -> Sharding | None:
 
 def operand_shardings(jaxpr: Any) -> dict[Any, Any]:
   """Variable -> sharding, for the arguments, intermediate values and results of a jaxpr."""
-  found = {
+  shardings = {
     v: s
     for v in variables((*jaxpr.invars, *jaxpr.outvars))
     if is_sharded(s := explicit_sharding(v.aval))
@@ -77,5 +77,5 @@ def operand_shardings(jaxpr: Any) -> dict[Any, Any]:
       *zip(eqn.outvars, afters, strict=False),
     ):
       if is_sharded(sharding) and not isinstance(v, Literal):
-        found.setdefault(v, sharding)
-  return found
+        shardings.setdefault(v, sharding)
+  return shardings

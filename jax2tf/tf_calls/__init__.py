@@ -239,13 +239,13 @@ class _Call:
       for x, d in zip(leaves, self._dtypes, strict=True)
     ]
     function, bound = self.function, values is not None
-    if found := values or (shadows.current() if _jax_compat.inside_trace() else {}):
-      variables = [v for v in function.variables if v.ref() in found]
-      function = function.kept(
+    if substituted := values or (shadows.current() if _jax_compat.inside_trace() else {}):
+      variables = [v for v in function.variables if v.ref() in substituted]
+      function = function.memoised(
         (bound, *(v.ref() for v in variables)),
-        lambda: WithVariables(self.function, variables, shadowed=True, held=bound),
+        lambda: WithVariables(self.function, variables, shadowed=True, substituted=bound),
       )
-      arrays += [_array(found[v.ref()]) for v in variables]
+      arrays += [_array(substituted[v.ref()]) for v in variables]
     results = _jax_compat.bind_over_devices(call_tf_p, *arrays, function=function)
     assert self._out is not None  # a call, or its trace, has run `_run`
     tree, keys = self._out
@@ -264,7 +264,7 @@ class _Call:
       for x, d in zip(tensors, self._dtypes, strict=True)
     ]
     args, kwargs = tree_util.tree_unflatten(self._tree, marked)
-    with shadows.given({}):
+    with shadows.substituting({}):
       outs, tree = tree_util.tree_flatten(_tf_compat.unwrapped(self._fun(*args, **kwargs)))
     if self._declared is not None and tree != (declared := self._declared[1]):
       raise ValueError(

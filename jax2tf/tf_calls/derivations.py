@@ -22,9 +22,9 @@ from jax2tf.tf_calls.function import (
   READING,
   REPEATABLE,
   Options,
-  Reads,
   Run,
   TfFunction,
+  VariableReads,
   WithVariables,
   is_packed,
   packed,
@@ -37,7 +37,7 @@ from jax2tf.tf_calls.undifferentiated import undifferentiated
 Pullback = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 # residuals -> (tensors like the results, the cotangents of these -> those of the arguments, by
 # TensorFlow's convention)
-At = Callable[[Sequence[tf.Tensor]], tuple[list[tf.Tensor], Pullback]]
+Linearise = Callable[[Sequence[tf.Tensor]], tuple[list[tf.Tensor], Pullback]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class Derivative:
+class CallDerivative:
   """How JAX differentiates a function, so that the derivative uses the values that the call read,
   drew or wrote.
 
@@ -67,36 +67,36 @@ class Derivative:
     is_recorded: `forward` gives the residuals instead, behind the results.
   """
 
-  reads: Reads | None
+  reads: VariableReads | None
   forward: TfFunction
   linear: Linear
   is_recorded: bool = False
 
 
-def derivative(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
+def derivative(function: TfFunction, wrt: tuple[int, ...]) -> CallDerivative:
   """The derivative with respect to the arguments in `wrt`.
 
   Raises:
     LookupError: it would run the function a second time, for another result.
   """
-  return function.kept(("derivative", wrt), lambda: _derivative(function, wrt))
+  return function.memoised(("derivative", wrt), lambda: _derivative(function, wrt))
 
 
-def _derivative(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
-  if isinstance(function, _Mapped):
+def _derivative(function: TfFunction, wrt: tuple[int, ...]) -> CallDerivative:
+  if isinstance(function, _Vmapped):
     return _of_each(function, wrt)
-  is_converted = function.shadows and not function.held
+  is_converted = function.shadows and not function.substituted
   if repeatable := function.stateful <= REPEATABLE and not function.captures_others:
-    found = _repeated(function, wrt)
+    by_repetition = _repeated(function, wrt)
     # Where `convert` reads variables, its graph has what the call computed, which saves a second
     # run.
-    if not (function.stateful - READING or (found.reads and is_converted)):
-      return found
+    if not (function.stateful - READING or (by_repetition.reads and is_converted)):
+      return by_repetition
   try:
     return _recorded(function, wrt)
   except (ValueError, LookupError) as error:
     if repeatable:
-      return found
+      return by_repetition
     kinds = ", ".join(sorted(function.stateful - REPEATABLE)) or "what it captures"
     raise LookupError(
       f"'{function.name}' has no derivative. A second run would differ in results or state "
@@ -107,34 +107,37 @@ def _derivative(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
     ) from error
 
 
-def _repeated(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
+def _repeated(function: TfFunction, wrt: tuple[int, ...]) -> CallDerivative:
   """Runs the function again, with the values that its variables had."""
-  reads, known = None, {v.ref() for v in function.held.values()}
+  reads, known = None, {v.ref() for v in function.substituted.values()}
   if variables := [v for v in function.captured if v.ref() not in known]:
-    reads = Reads(function.name, variables, function.options)
-    function = WithVariables(function, variables, shadowed=False, held=True)
+    reads = VariableReads(function.name, variables, function.options)
+    function = WithVariables(function, variables, shadowed=False, substituted=True)
 
-  def at(primals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Pullback]:
+  def linearise(primals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Pullback]:
     outs = _inexact(function, primals)
     return outs, lambda cotangents: _cotangents(function, primals, wrt, outs, cotangents)
 
-  return Derivative(reads, function, _linear(function, function.avals_in, wrt, at))
+  return CallDerivative(reads, function, _linear(function, function.avals_in, wrt, linearise))
 
 
-def _recorded(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
+def _recorded(function: TfFunction, wrt: tuple[int, ...]) -> CallDerivative:
   """Uses the residuals that the call computed.
 
   Raises:
     ValueError: JAX has no such dtype, or their shapes are unknown.
   """
-  forward = Recorded(function, wrt)
+  forward = WithResiduals(function, wrt)
   residuals = forward.avals_out[len(function.avals_out) :]
-  return Derivative(
-    None, forward, _linear(function, residuals, wrt, forward.at, apart=True), is_recorded=True
+  return CallDerivative(
+    None,
+    forward,
+    _linear(function, residuals, wrt, forward.linearise, apart=True),
+    is_recorded=True,
   )
 
 
-def _of_each(function: _Mapped, wrt: tuple[int, ...]) -> Derivative:
+def _of_each(function: _Vmapped, wrt: tuple[int, ...]) -> CallDerivative:
   """The derivative of the inner function, for each element of the batch."""
   inner, size = derivative(function.inner, wrt), function.size
   in_batch = (*function.batched, *[False] * (len(inner.reads.avals_out) if inner.reads else 0))
@@ -142,35 +145,33 @@ def _of_each(function: _Mapped, wrt: tuple[int, ...]) -> Derivative:
   if inner.is_recorded:
     in_batch = (True,) * inner.linear.n_residuals
   tangents = tuple(function.batched[i] for i in wrt)
-  push = vmapped(inner.linear.forward, (*in_batch, *tangents), size)
-  pull = vmapped(
-    inner.linear.backward, (*in_batch, *(True for _ in function.inexact_results)), size
-  )
-  pull = _summed(pull, [k for k, is_in in enumerate(tangents) if not is_in])
-  return Derivative(inner.reads, forward, Linear(push, pull, len(in_batch)), inner.is_recorded)
+  jvp = vmapped(inner.linear.forward, (*in_batch, *tangents), size)
+  vjp = vmapped(inner.linear.backward, (*in_batch, *(True for _ in function.inexact_results)), size)
+  vjp = _summed(vjp, [k for k, is_in in enumerate(tangents) if not is_in])
+  return CallDerivative(inner.reads, forward, Linear(jvp, vjp, len(in_batch)), inner.is_recorded)
 
 
 def _linear(
   function: TfFunction,
   residuals: Sequence[Any],
   wrt: tuple[int, ...],
-  at: At,
+  linearise: Linearise,
   *,
   apart: bool = False,
 ) -> Linear:
-  """The linear map and its transpose, from `at`. With `apart` it does not share the variables and
-  shadows of the function."""
+  """The linear map and its transpose, from `linearise`. With `apart` it does not share the
+  variables and shadows of the function."""
   n = len(residuals)
 
-  def push(*operands: tf.Tensor) -> list[tf.Tensor]:
-    outs, pullback = at([tf.identity(x) for x in operands[:n]])
+  def jvp(*operands: tf.Tensor) -> list[tf.Tensor]:
+    outs, pullback = linearise([tf.identity(x) for x in operands[:n]])
     # The transpose of the transpose. Identities, because a converted function takes TensorFlow's
     # own zeros for a missing cotangent.
     seeds = [tf.identity(_zeros(y)) for y in outs]
     return _dense(gradients(function, pullback(seeds), seeds, operands[n:]), outs)
 
-  def pull(*operands: tf.Tensor) -> list[tf.Tensor]:
-    _, pullback = at([tf.identity(x) for x in operands[:n]])
+  def vjp(*operands: tf.Tensor) -> list[tf.Tensor]:
+    _, pullback = linearise([tf.identity(x) for x in operands[:n]])
     # TensorFlow's gradients of complex values are the conjugates of JAX's.
     return [_conjugate(g) for g in pullback([_conjugate(c) for c in operands[n:]])]
 
@@ -178,17 +179,17 @@ def _linear(
   sources = [function.avals_in[i] for i in wrt]
   options = replace(function.options, has_side_effects=False, ordered=False, vmap_method=None)
 
-  def derived(name: str, run: Run, given: Sequence[Any], found: Sequence[Any]) -> TfFunction:
+  def derived(name: str, run: Run, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> TfFunction:
     return _Derived(
       None if apart else function,
       f"the {name} of {function.name}",
       run,
-      (*residuals, *given),
+      (*residuals, *avals_in),
       options,
-      found,
+      avals_out,
     )
 
-  return Linear(derived("jvp", push, sources, results), derived("vjp", pull, results, sources), n)
+  return Linear(derived("jvp", jvp, sources, results), derived("vjp", vjp, results, sources), n)
 
 
 class _Derived(TfFunction):
@@ -206,7 +207,7 @@ class _Derived(TfFunction):
     super().__init__(name, run, avals_in, options, avals_out)
     self.captured = function.captured if function else []
     if function:
-      self.shadows, self.held = function.shadows, function.held
+      self.shadows, self.substituted = function.shadows, function.substituted
 
   def run_eagerly(self, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
     """As `TfFunction.run_eagerly`."""
@@ -224,7 +225,7 @@ class _Derived(TfFunction):
     return tuple(self._declared or ())
 
 
-class Recorded(_Derived):
+class WithResiduals(_Derived):
   """A function that also returns the values that the graph of its gradient captures."""
 
   def __init__(self, function: TfFunction, wrt: tuple[int, ...]):
@@ -257,18 +258,18 @@ class Recorded(_Derived):
     def pullback(*cotangents: tf.Tensor) -> list[tf.Tensor]:
       return _cotangents(function, primals, self._wrt, inexact, cotangents, graph)
 
-    call, kept = functions.gradient_apart(
+    call, residuals = functions.gradient_apart(
       pullback, [tf.TensorSpec(y.shape, y.dtype) for y in inexact]
     )
     dtypes, unsized = (
-      [x.dtype for x in kept],
+      [x.dtype for x in residuals],
       [y for y in inexact if not y.shape.is_fully_defined()],
     )
-    if any((x.dtype.is_floating or x.dtype.is_complex) and is_packed(x.dtype) for x in kept):
+    if any((x.dtype.is_floating or x.dtype.is_complex) and is_packed(x.dtype) for x in residuals):
       raise ValueError("it computes in 64-bit dtypes, which JAX has only with jax_enable_x64")
     self._apart[graph] = call, dtypes, [y.shape for y in inexact], [y.dtype for y in inexact]
-    self._names = self._names or [x.name for x in (*outs, *kept, *unsized)]
-    return [*outs, *map(packed, kept), *unsized]
+    self._names = self._names or [x.name for x in (*outs, *residuals, *unsized)]
+    return [*outs, *map(packed, residuals), *unsized]
 
   def _infer(self, shapes: list[Shape]) -> list[Shape]:
     """As `TfFunction._infer`. A gradient at static shapes takes fewer sizes from the graph, so its
@@ -277,7 +278,7 @@ class Recorded(_Derived):
       tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)
     ]
     graph = self._traced(specs).graph
-    found: list[Shape] = []
+    shapes_out: list[Shape] = []
     for name, y in zip(self._names, self.concrete.outputs, strict=True):
       try:
         shape = (y if y.shape.is_fully_defined() else graph.get_tensor_by_name(name)).shape
@@ -285,38 +286,41 @@ class Recorded(_Derived):
         shape = tf.TensorShape(None)
       if not y.shape.is_compatible_with(shape) or shape.rank is None:  # packed, or not there
         raise ValueError(f"the shape of '{name}', which its gradient takes, is not known")
-      found.append(tuple(shape.as_list()))
-    return found
+      shapes_out.append(tuple(shape.as_list()))
+    return shapes_out
 
-  def at(self, residuals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Pullback]:
-    """As of `At`."""
+  def linearise(self, residuals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Pullback]:
+    """As of `Linearise`."""
     call, kinds, shapes, dtypes = self._apart[self.concrete.graph]
-    kept = [
+    unpacked = [
       x if x.dtype == dtype else tf.bitcast(x, dtype)
       for x, dtype in zip(residuals, kinds, strict=False)
     ]
-    unsized = iter(residuals[len(kept) :])
+    unsized = iter(residuals[len(unpacked) :])
     like = [
       tf.zeros(s, dtype) if s.is_fully_defined() else next(unsized)
       for s, dtype in zip(shapes, dtypes, strict=True)
     ]
-    return like, lambda cotangents: list(call(kept, cotangents))
+    return like, lambda cotangents: list(call(unpacked, cotangents))
 
   @functools.cached_property
   def avals_out(self) -> Any:
     """Those of the function, and of what is kept."""
     own = self._function.avals_out
-    kept = self.shapes()[len(own) :]
-    if None in kept:
+    residual_shapes = self.shapes()[len(own) :]
+    if None in residual_shapes:
       raise ValueError("the shapes of what its gradient takes depend on values")
     dtypes = [y.dtype.as_numpy_dtype for y in self.concrete.outputs[len(own) :]]
     return (
       *own,
-      *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(kept, dtypes, strict=True)),
+      *(
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in zip(residual_shapes, dtypes, strict=True)
+      ),
     )
 
 
-class _Mapped(_Derived):
+class _Vmapped(_Derived):
   """A function that is called for each element of the `batched` arguments."""
 
   def __init__(self, inner: TfFunction, batched: tuple[bool, ...], size: int):
@@ -328,9 +332,11 @@ class _Mapped(_Derived):
     super().__init__(inner, f"the vmap of {inner.name}", self._run, avals, inner.options, results)
     self._one, self._method = inner.run, inner.options.vmap_method
     # each element calls the copy of the graph that takes values
-    if any(batched[i] for i in inner.held):
-      self.held, self._method = {}, "sequential"
-      self._one = lambda *elements: list(flat_call(inner.concrete, inner.held)(list(elements)))
+    if any(batched[i] for i in inner.substituted):
+      self.substituted, self._method = {}, "sequential"
+      self._one = lambda *elements: list(
+        flat_call(inner.concrete, inner.substituted)(list(elements))
+      )
 
   def _run(self, *operands: tf.Tensor) -> list[tf.Tensor]:
     method = self._method
@@ -351,9 +357,9 @@ class _Mapped(_Derived):
     if (
       method is None
       and not self.inner.stateful - {"ReadVariableOp"}
-      and (found := _vectorized(one, stacked)) is not None
+      and (vectorized := _vectorized(one, stacked)) is not None
     ):
-      return list(found)
+      return list(vectorized)
     signature = [tensor_spec(a) for a in self.inner.avals_out]
     return (
       list(tf.map_fn(one, stacked, fn_output_signature=signature, parallel_iterations=1))
@@ -379,7 +385,7 @@ class _Mapped(_Derived):
 def vmapped(function: TfFunction, batched: tuple[bool, ...], size: int) -> TfFunction:
   """The function over a batch of `size`, in front of the arguments that are `batched` and of all
   results."""
-  return function.kept(("vmap", batched, size), lambda: _Mapped(function, batched, size))
+  return function.memoised(("vmap", batched, size), lambda: _Vmapped(function, batched, size))
 
 
 def _summed(function: TfFunction, over: Sequence[int]) -> TfFunction:
@@ -422,7 +428,7 @@ def gradients(
   """tf.gradients, whose refusals are LookupErrors; of another graph than that under construction if
   one is given."""
   try:
-    found = functions.gradients_of(ys, xs, [tf.identity(s) for s in seeds], graph)
+    cotangents = functions.gradients_of(ys, xs, [tf.identity(s) for s in seeds], graph)
   except LookupError as error:
     raise LookupError(f"TensorFlow cannot differentiate '{function.name}': {error}") from error
   if blocked := undifferentiated(ys, xs):
@@ -431,7 +437,7 @@ def gradients(
       "with tf.custom_gradient, or put "
       "tf.stop_gradient around its result"
     )
-  return [g if g is None else tf.convert_to_tensor(g) for g in found]
+  return [g if g is None else tf.convert_to_tensor(g) for g in cotangents]
 
 
 def _inexact(function: TfFunction, primals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -449,8 +455,10 @@ def _cotangents(
   return _dense(gradients(function, outs, sources, cotangents, graph), [primals[i] for i in wrt])
 
 
-def _dense(found: Sequence[Any], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-  return [_zeros(x) if g is None else tf.cast(g, x.dtype) for g, x in zip(found, like, strict=True)]
+def _dense(cotangents: Sequence[Any], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+  return [
+    _zeros(x) if g is None else tf.cast(g, x.dtype) for g, x in zip(cotangents, like, strict=True)
+  ]
 
 
 def _zeros(like: tf.Tensor) -> tf.Tensor:

@@ -95,11 +95,11 @@ class TfFunction:
     avals_in: shapes and dtypes of the arguments.
     options: the user's options.
     shadows: {position of an argument: the variable that it stands for in derivatives}.
-    held: {position of an argument: the variable whose value it is}: a call reads it there.
+    substituted: {position of an argument: the variable whose value it is}: a call reads it there.
   """
 
   shadows: Mapping[int, tf.Variable] = MappingProxyType({})
-  held: Mapping[int, tf.Variable] = MappingProxyType({})
+  substituted: Mapping[int, tf.Variable] = MappingProxyType({})
 
   def __init__(
     self,
@@ -134,7 +134,7 @@ class TfFunction:
   def flat_call(self) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
     """The graph, called on eager tensors."""
     try:
-      return flat_call(self.concrete, self.held)
+      return flat_call(self.concrete, self.substituted)
     except ValueError as error:
       raise ValueError(
         f"'{self.name}' cannot take values in place of its variables: {error}. Read the variable "
@@ -163,8 +163,8 @@ class TfFunction:
       shapes_in, shapes_out = (
         [aval.shape for aval in avals] for avals in (self.avals_in, declared)
       )
-      if found := contradiction(shapes_in, shapes_out, self._infer):
-        i, sizes, other = found
+      if contradicting := contradiction(shapes_in, shapes_out, self._infer):
+        i, sizes, other = contradicting
         raise self.contradicts(outs[i].dtype, other, declared[i], f" for {sizes}")
       return tuple(declared)
     shapes = self.shapes()
@@ -231,7 +231,7 @@ class TfFunction:
 
   def run_eagerly(self, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
     """The results for eager tensors: `run` itself for the user's function."""
-    if self.held:
+    if self.substituted:
       return self.flat_call(list(tensors))
     if not tf.executing_eagerly():
       with _tf_compat.outside_graphs():
@@ -257,8 +257,8 @@ class TfFunction:
   @property
   def has_effects(self) -> bool:
     """Whether a call must run although its results are unused."""
-    said = self.options.has_side_effects
-    return self.options.ordered or bool(self.stateful - READING if said is None else said)
+    option = self.options.has_side_effects
+    return self.options.ordered or bool(self.stateful - READING if option is None else option)
 
   @property
   def variables(self) -> list[tf.Variable]:
@@ -269,8 +269,8 @@ class TfFunction:
   @property
   def read(self) -> list[tf.Variable]:
     """Those whose values a call reads: an argument has the others."""
-    held = {v.ref() for v in self.held.values()}
-    return [v for v in self.variables if v.ref() not in held]
+    substituted = {v.ref() for v in self.substituted.values()}
+    return [v for v in self.variables if v.ref() not in substituted]
 
   @functools.cached_property
   def captured(self) -> list[tf.Variable]:
@@ -291,7 +291,7 @@ class TfFunction:
     """Positions of the results that have tangents."""
     return [i for i, aval in enumerate(self.avals_out) if is_differentiable(aval.dtype)]
 
-  def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+  def memoised(self, key: Any, make: Callable[[], Any]) -> Any:
     """A derived function, cached on first use."""
     with self._lock:
       if key not in self._derived:
@@ -306,11 +306,16 @@ class WithVariables(TfFunction):
     function: reads the variables.
     variables: those that become arguments, behind its own.
     shadowed: derivatives by the variables are those by these arguments, which have JAX's dtypes.
-    held: a call uses these arguments in place of what it would read from the variables.
+    substituted: a call uses these arguments in place of what it would read from the variables.
   """
 
   def __init__(
-    self, function: TfFunction, variables: Sequence[tf.Variable], *, shadowed: bool, held: bool
+    self,
+    function: TfFunction,
+    variables: Sequence[tf.Variable],
+    *,
+    shadowed: bool,
+    substituted: bool,
   ):
     n = len(function.avals_in)
     avals = [_canonical(v) if shadowed else packed_aval(v) for v in variables]
@@ -323,7 +328,7 @@ class WithVariables(TfFunction):
     own = dict(enumerate(variables, n))
     self.function = function
     self.shadows = {**function.shadows, **own} if shadowed else function.shadows
-    self.held = {**function.held, **own} if held else function.held
+    self.substituted = {**function.substituted, **own} if substituted else function.substituted
 
   @property
   def stateful(self) -> Any:
@@ -346,7 +351,7 @@ class WithVariables(TfFunction):
     return self.function.captured
 
 
-class Reads(TfFunction):
+class VariableReads(TfFunction):
   """Reads variables. It takes, and ignores, the arguments of a function, so that it runs at the
   same time."""
 

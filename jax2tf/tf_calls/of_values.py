@@ -36,48 +36,52 @@ Values = Mapping[int, tf.TensorSpec]
 
 
 def flat_call(
-  concrete: Any, given: Mapping[int, tf.Variable]
+  concrete: Any, variables: Mapping[int, tf.Variable]
 ) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
   """A concrete function of a flat signature, without the checks of its arguments, which take longer
   than a small function.
 
   Args:
     concrete: the function.
-    given: {position of an argument: the variable whose value it is, and which the call does not
+    variables: {position of an argument: the variable whose value it is, and which the call does not
       read}.
   """
-  if given:
-    return _of_values(concrete, given)
+  if variables:
+    return _of_values(concrete, variables)
   captured = concrete.captured_inputs
   return lambda tensors: functions.call_flat(concrete, tensors, captured)
 
 
 def _of_values(
-  concrete: Any, given: Mapping[int, tf.Variable]
+  concrete: Any, variables: Mapping[int, tf.Variable]
 ) -> Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]:
   """A concrete function that takes the values of some variables, and does not read these.
 
   Args:
     concrete: the function, of a flat signature.
-    given: {position of an argument: the variable whose value it is}.
+    variables: {position of an argument: the variable whose value it is}.
 
   Raises:
     ValueError: a variable goes to an op that does more than read it.
   """
   function, captured = concrete.inference_fn, concrete.captured_inputs
-  places = {id(v.handle): i for i, v in given.items()}
+  positions = {id(v.handle): i for i, v in variables.items()}
   first = len(function.cached_definition.signature.input_arg) - len(captured)
   values = {
-    first + j: _spec(given[places[id(x)]]) for j, x in enumerate(captured) if id(x) in places
+    first + j: _spec(variables[positions[id(x)]])
+    for j, x in enumerate(captured)
+    if id(x) in positions
   }
-  found, _ = _Copies(function).copy(function.name.decode(), values)
+  copy, _ = _Copies(function).copy(function.name.decode(), values)
 
   def call(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     rest = [
-      _value(tensors[places[id(x)]], given[places[id(x)]].dtype) if id(x) in places else x
+      _value(tensors[positions[id(x)]], variables[positions[id(x)]].dtype)
+      if id(x) in positions
+      else x
       for x in captured
     ]
-    return found.call_flat(*tensors, *rest) or ()
+    return copy.call_flat(*tensors, *rest) or ()
 
   return call
 
@@ -189,23 +193,23 @@ class _Edited:
   def _list(self, node: Any, taken: Values) -> None:
     first, operands, results = _LISTS[node.op]
     taken = {i - first: spec for i, spec in taken.items()}
-    found = [self._copies.copy(f.name, taken) for f in _functions(node)]
-    for f, (copy, _) in zip(_functions(node), found, strict=True):
+    copies = [self._copies.copy(f.name, taken) for f in _functions(node)]
+    for f, (copy, _) in zip(_functions(node), copies, strict=True):
       f.name = _name(copy)
     # The condition of a loop has a result of its own.
-    given = taken if results == operands else found[0][1]
+    values_out = taken if results == operands else copies[0][1]
     bodies = (
       [node.attr["body"].func.name] if node.op in _LOOPS else [f.name for f in _functions(node)]
     )
-    if any(dict(y) != dict(given) for copy, y in found if _name(copy) in bodies):
+    if any(dict(y) != dict(values_out) for copy, y in copies if _name(copy) in bodies):
       raise ValueError(
         f"an op {node.op} returns one of several variables, or a variable of a loop changes"
       )
-    for attribute, of in ((operands, taken), (results, given)):
+    for attribute, of in ((operands, taken), (results, values_out)):
       for i, spec in of.items():
         node.attr[attribute].list.type[i] = spec.dtype.as_datatype_enum
     shapes = node.attr["output_shapes"].list.shape if "output_shapes" in node.attr else []
-    for i, spec in given.items():
+    for i, spec in values_out.items():
       self.values[f"{node.name}:output:{i}"] = spec
       if shapes:
         shapes[i].CopyFrom(spec.shape.as_proto())
@@ -214,8 +218,8 @@ class _Edited:
     """The last arguments of its one function, which come behind the elements."""
     (f,) = _functions(node)
     first = self._copies.arguments(f.name) - len(extra)
-    given = {first + extra.index(i): spec for i, spec in taken.items()}
-    f.name = _name(self._copies.copy(f.name, given)[0])
+    values_in = {first + extra.index(i): spec for i, spec in taken.items()}
+    f.name = _name(self._copies.copy(f.name, values_in)[0])
     for i, spec in taken.items():
       node.attr["Targuments"].list.type[extra.index(i)] = spec.dtype.as_datatype_enum
 

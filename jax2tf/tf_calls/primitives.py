@@ -20,7 +20,7 @@ from jax2tf.jaxprs import Eqn
 from jax2tf.registry import lowers, stays_in_tensorflow
 from jax2tf.tf_calls import under_jit
 from jax2tf.tf_calls.derivations import Linear, derivative, vmapped
-from jax2tf.tf_calls.function import Reads, TfFunction
+from jax2tf.tf_calls.function import TfFunction, VariableReads
 
 _bind = _jax_compat.bind_over_devices
 call_tf_p = Primitive("call_tf")
@@ -60,17 +60,20 @@ def _jvp(
   wrt = tuple(
     i for i, (x, t) in enumerate(zip(primals, tangents, strict=True)) if _moves(jax.typeof(x), t)
   )
-  if isinstance(function, Reads) or not (of and wrt):
+  if isinstance(function, VariableReads) or not (of and wrt):
     outs = _bind(call_tf_p, *primals, function=function)
     return outs, [_zero(y) for y in outs]
-  found = derivative(function, wrt)
-  operands = [*primals, *(_bind(call_tf_p, *primals, function=found.reads) if found.reads else ())]
-  results = _bind(call_tf_p, *operands, function=found.forward)
-  outs, residuals = results[:n], results[n:] if found.is_recorded else operands
+  of_function = derivative(function, wrt)
+  operands = [
+    *primals,
+    *(_bind(call_tf_p, *primals, function=of_function.reads) if of_function.reads else ()),
+  ]
+  results = _bind(call_tf_p, *operands, function=of_function.forward)
+  outs, residuals = results[:n], results[n:] if of_function.is_recorded else operands
   pushed = dict(
     zip(
       of,
-      _bind(call_tf_linear_p, *residuals, *[tangents[i] for i in wrt], linear=found.linear),
+      _bind(call_tf_linear_p, *residuals, *[tangents[i] for i in wrt], linear=of_function.linear),
       strict=True,
     )
   )
@@ -104,15 +107,16 @@ def _moves(aval: Any, tangent: Any) -> bool:
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, linear: Linear) -> list[Any]:
   n = linear.n_residuals
-  given = map(ad.instantiate_zeros, cotangents)
-  found = _bind(call_tf_p, *operands[:n], *given, function=linear.backward)
+  dense_cotangents = map(ad.instantiate_zeros, cotangents)
+  cotangents_in = _bind(call_tf_p, *operands[:n], *dense_cotangents, function=linear.backward)
   return [None] * n + [
-    c if ad.is_undefined_primal(x) else None for x, c in zip(operands[n:], found, strict=True)
+    c if ad.is_undefined_primal(x) else None
+    for x, c in zip(operands[n:], cotangents_in, strict=True)
   ]
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, function: TfFunction) -> tuple[Any, Any]:
-  if isinstance(function, Reads):
+  if isinstance(function, VariableReads):
     outs = _bind(call_tf_p, *arrays, function=function)
     return outs, [None] * len(outs)
   arrays, batched, size = _in_front(arrays, dims)
@@ -128,7 +132,7 @@ def _linear_batch(arrays: Sequence[Any], dims: Sequence[Any], *, linear: Linear)
     for i, (x, is_in) in enumerate(zip(arrays, batched, strict=True))
   ]
   primals, tangents = batched[:n], (True,) * (len(arrays) - n)
-  mapped = linear.forward.kept(
+  mapped = linear.forward.memoised(
     ("batch", primals, size),
     lambda: Linear(
       vmapped(linear.forward, (*primals, *tangents), size),
@@ -222,11 +226,11 @@ def _sized(ctx: Any, function: TfFunction, y: Any, aval: Any) -> Any:
     raise function.contradicts(y.dtype, y.shape, aval, f" where that is {shape}")
   if y.shape.is_fully_defined() or not any(map(is_symbolic_dim, aval.shape)):
     return y
-  found, expected = tf.shape(y), ctx.shape(aval.shape)
-  is_declared = tf.reduce_all(tf.equal(found, expected))
+  actual, expected = tf.shape(y), ctx.shape(aval.shape)
+  is_declared = tf.reduce_all(tf.equal(actual, expected))
   message = str(function.contradicts(y.dtype, y.shape, aval))
   in_xla = f"{message}, or the size depends on values"
-  checked = asserted(is_declared, [message, found, expected], in_xla, summarize=8)
+  checked = asserted(is_declared, [message, actual, expected], in_xla, summarize=8)
   with tf.control_dependencies([checked]):
     return tf.identity(y)
 
@@ -241,4 +245,4 @@ def _in_graph(function: TfFunction, operands: Sequence[Any]) -> Any:
   # A function of the user may have a tape of its own, and tapes do not record inside of a converted
   # function.
   with jax.core.eval_context(), _tf_compat.recording_again():
-    return function.flat_call(list(operands)) if function.held else function.run(*operands)
+    return function.flat_call(list(operands)) if function.substituted else function.run(*operands)

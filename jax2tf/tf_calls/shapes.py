@@ -38,12 +38,12 @@ def symbolic_shapes(
     [_SIZES[(s * (2 * i + 1) + 3 * i) % len(_SIZES)] for i in range(len(names))]
     for s in range(count)
   ]
-  found = []
+  samples = []
   for sample in sizes:
     values = dict(zip(names, sample, strict=True))
-    found.append(infer([_at(shape, values) for shape in shapes_in]))
+    samples.append(infer([_at(shape, values) for shape in shapes_in]))
   results: list[tuple[Any, ...] | None] = []
-  for shapes in zip(*found, strict=True):
+  for shapes in zip(*samples, strict=True):
     fitted = [_fit(axis, sizes, variables) for axis in zip(*shapes, strict=True)]
     results.append(None if any(d is None for d in fitted) else tuple(fitted))
   return results
@@ -70,7 +70,7 @@ def contradiction(
   names = sorted(
     frozenset().union(*(shape_poly.dimension_variables(d) for shape in shapes_in for d in shape))
   )
-  found = None
+  mismatch = None
   for size in _TRIED if names else ():
     values = {name: size * (i + 1) for i, name in enumerate(names)}
     sizes = [_at(shape, values) for shape in shapes_in]
@@ -81,12 +81,12 @@ def contradiction(
     others = [i for i, shape in enumerate(shapes) if _differs(shape, _at(declared[i], values))]
     if not others:
       return None
-    found = found or (
+    mismatch = mismatch or (
       others[0],
       ", ".join(f"{name} = {n}" for name, n in values.items()),
       shapes[others[0]],
     )
-  return found
+  return mismatch
 
 
 def _at(shape: Sequence[Any], values: dict[str, int]) -> Shape:
@@ -97,27 +97,27 @@ def _differs(shape: Shape, expected: Shape) -> bool:
   return any(n is not None and n != m for n, m in zip(shape, expected, strict=True))
 
 
-def _fit(found: Sequence[Any], sizes: Sequence[Sequence[int]], variables: Sequence[Any]) -> Any:
-  """The formula with the values `found` at the `sizes`, or None: multiples of variables and of
+def _fit(observed: Sequence[Any], sizes: Sequence[Sequence[int]], variables: Sequence[Any]) -> Any:
+  """The formula with the values `observed` at the `sizes`, or None: multiples of variables and of
   products of two, summed, or (b + k) // q."""
-  if any(n is None for n in found):
+  if any(n is None for n in observed):
     return None
-  if len(set(found)) == 1:
-    return found[0]
+  if len(set(observed)) == 1:
+    return observed[0]
   pairs = list(itertools.combinations(range(len(variables)), 2))
   terms = np.array([[1, *s, *(s[i] * s[j] for i, j in pairs)] for s in sizes], np.int64)
   solution = np.rint(
-    np.linalg.lstsq(terms.astype(np.float64), np.array(found, np.float64), rcond=None)[0]
+    np.linalg.lstsq(terms.astype(np.float64), np.array(observed, np.float64), rcond=None)[0]
   ).astype(np.int64)
-  if len(sizes) > terms.shape[1] and np.array_equal(terms @ solution, found):
+  if len(sizes) > terms.shape[1] and np.array_equal(terms @ solution, observed):
     symbols = [1, *variables, *(variables[i] * variables[j] for i, j in pairs)]
     return sum(
       int(factor) * symbol for factor, symbol in zip(solution, symbols, strict=True) if factor
     )
   for i, q in itertools.product(range(len(variables)), _DIVISORS):
     # q * found <= size + k < q * found + q, at all sizes
-    low = max(q * n - s[i] for n, s in zip(found, sizes, strict=True))
-    high = min(q * n + q - 1 - s[i] for n, s in zip(found, sizes, strict=True))
+    low = max(q * n - s[i] for n, s in zip(observed, sizes, strict=True))
+    high = min(q * n + q - 1 - s[i] for n, s in zip(observed, sizes, strict=True))
     if low == high:
       return (variables[i] + low) // q
   return None

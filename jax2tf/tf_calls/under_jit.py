@@ -56,22 +56,22 @@ def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[A
     reason = _why_not_inlined(function)
     platform = _PLATFORMS[ctx.module_context.platforms[0]]
     code = (
-      function.kept(("hlo", platform), lambda: _hlo(function, platform))
+      function.memoised(("hlo", platform), lambda: _hlo(function, platform))
       if reason is None
       else reason
     )
     if isinstance(code, bytes):
       module = ir.Module.parse(_jax_compat.hlo_to_stablehlo(code))
       main: Any = ir.SymbolTable(module.operation)["main"]
-      found = ir.FunctionType(main.type).results
-      if [tuple(ir.RankedTensorType(y).shape) for y in found] == [
+      result_types = ir.FunctionType(main.type).results
+      if [tuple(ir.RankedTensorType(y).shape) for y in result_types] == [
         aval.shape for aval in ctx.avals_out
       ]:
         return _inlined(ctx, function, module, main, operands)
       # XLA bounds a size that depends on values, and knows better than a shape function that is
       # wrong.
       in_xla, in_tensorflow = (
-        ", ".join(map(str, found)),
+        ", ".join(map(str, result_types)),
         ", ".join(str(a.shape) for a in ctx.avals_out),
       )
       code = f"its results in XLA are {in_xla}, and TensorFlow's shapes are {in_tensorflow}"
@@ -98,7 +98,7 @@ def _why_not_inlined(function: TfFunction) -> str | None:
     return "it has variables or tables, which are read at each call"
   if not all(x.shape.is_fully_defined() for x in function.concrete.outputs):
     return "the shapes of its results depend on values"
-  if any(v.dtype != tf_dtype(function.avals_in[i].dtype) for i, v in function.held.items()):
+  if any(v.dtype != tf_dtype(function.avals_in[i].dtype) for i, v in function.substituted.items()):
     return "JAX has its variables in other dtypes without jax_enable_x64"
   if kinds := function.stateful - (_READS if bound else set()):
     return f"its ops {', '.join(sorted(kinds))} have state"
@@ -107,7 +107,7 @@ def _why_not_inlined(function: TfFunction) -> str | None:
 
 def _bound(function: TfFunction) -> dict[int, int]:
   """{id of the handle of a variable: position of the argument that is its value}."""
-  return {id(v.handle): i for i, v in function.held.items()}
+  return {id(v.handle): i for i, v in function.substituted.items()}
 
 
 def _hlo(function: TfFunction, platform: str) -> bytes | str:

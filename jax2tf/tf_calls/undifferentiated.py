@@ -67,8 +67,8 @@ def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
         if len(function.inputs) != len(moved)
         else [x for x, is_in in zip(function.inputs, moved, strict=True) if is_in]
       )
-      if found := undifferentiated(function.outputs, inputs):
-        return found
+      if inner_type := undifferentiated(function.outputs, inputs):
+        return inner_type
     moving |= {
       id(y) for y in op.outputs if not (y.dtype.is_integer or y.dtype in (tf.bool, tf.string))
     }

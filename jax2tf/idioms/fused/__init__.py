@@ -107,10 +107,10 @@ def with_composite_ops(jaxpr: ClosedJaxpr, names: frozenset[str] = NAMES) -> Clo
   for table in _tables(names):
     if any(eqn.primitive in table for eqn in eqns):
       flow = Dataflow(eqns, jaxpr.outvars)
-      for place, eqn in enumerate(eqns):
+      for position, eqn in enumerate(eqns):
         for idiom in table.get(eqn.primitive, ()):
-          if (found := idiom(flow, eqn, templates)) is not None:
-            flow.replace(place, found)
+          if (replacement := idiom(flow, eqn, templates)) is not None:
+            flow.replace(position, replacement)
             break
       eqns = list(flow.equations())
   return replaced(jaxpr, eqns=eqns)

@@ -78,12 +78,12 @@ def _one(
   last, find = finding(template, vectors=vectors, holes=len(holes))
 
   def idiom(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
-    found = find(flow, root, templates)
-    if found is None or not takes(root.outvars[0].aval.dtype, *found[1]):
+    match = find(flow, root, templates)
+    if match is None or not takes(root.outvars[0].aval.dtype, *match[1]):
       return None
     return [
       root.replace(
-        primitive=primitive, invars=found[0], params=dict(zip(holes, found[1], strict=True))
+        primitive=primitive, invars=match[0], params=dict(zip(holes, match[1], strict=True))
       )
     ]
 
@@ -105,11 +105,11 @@ def finding(
       or matched(rough, root, flow.producer, roughly=True) is None
     ):
       return None
-    wanted = templates(template, aval.shape, aval.dtype, vectors, holes)
-    found = matched(wanted, root, flow.producer)
-    if found is None or not _alone(flow, root, found.eqns.values()):
+    specialised = templates(template, aval.shape, aval.dtype, vectors, holes)
+    match = matched(specialised, root, flow.producer)
+    if match is None or not _alone(flow, root, match.eqns.values()):
       return None
-    return [found.atoms[v] for v in wanted.invars], found.holes
+    return [match.atoms[v] for v in specialised.invars], match.holes
 
   return rough.eqns[-1].primitive, find
 

@@ -64,48 +64,48 @@ def _equation(made_by: Mapping[Any, Any], of: Any, eqn: Eqn, match: Match) -> Ma
     return None
   orders = (eqn.invars, eqn.invars[::-1]) if of.primitive in COMMUTATIVE else (eqn.invars,)
   for operands in orders:
-    found: Match | None = match.copy()
-    for wanted, atom in zip(of.invars, operands, strict=True):
-      found = found and _atom(made_by, wanted, atom, found)
-    if found:
-      found.eqns[id(eqn)] = eqn
-      return found
+    extended: Match | None = match.copy()
+    for operand, atom in zip(of.invars, operands, strict=True):
+      extended = extended and _atom(made_by, operand, atom, extended)
+    if extended:
+      extended.eqns[id(eqn)] = eqn
+      return extended
   return None
 
 
-def _atom(made_by: Mapping[Any, Any], wanted: Any, atom: Any, match: Match) -> Match | None:
-  if match.roughly and (isinstance(wanted, Literal) or wanted not in made_by):
+def _atom(made_by: Mapping[Any, Any], operand: Any, atom: Any, match: Match) -> Match | None:
+  if match.roughly and (isinstance(operand, Literal) or operand not in made_by):
     return match
-  if isinstance(wanted, Literal):
-    return _literal(wanted, atom, match)
-  if wanted in match.atoms:
-    return match if match.atoms[wanted] is atom else None
+  if isinstance(operand, Literal):
+    return _literal(operand, atom, match)
+  if operand in match.atoms:
+    return match if match.atoms[operand] is atom else None
   if not match.roughly and not (
-    same(wanted.aval.shape, atom.aval.shape) and wanted.aval.dtype == atom.aval.dtype
+    same(operand.aval.shape, atom.aval.shape) and operand.aval.dtype == atom.aval.dtype
   ):
     return None
-  if wanted in made_by:
+  if operand in made_by:
     eqn = match.producer(atom)
-    found = eqn and len(eqn.outvars) == 1 and _equation(made_by, made_by[wanted], eqn, match)
-    if not found:
+    extended = eqn and len(eqn.outvars) == 1 and _equation(made_by, made_by[operand], eqn, match)
+    if not extended:
       return None
-    match = found
-  match.atoms[wanted] = atom
+    match = extended
+  match.atoms[operand] = atom
   return match
 
 
-def _literal(wanted: Any, atom: Any, match: Match) -> Match | None:
+def _literal(operand: Any, atom: Any, match: Match) -> Match | None:
   if (
-    type(atom) is not type(wanted)
-    or wanted.aval.dtype != atom.aval.dtype
-    or np.shape(wanted.val) != np.shape(atom.val)
+    type(atom) is not type(operand)
+    or operand.aval.dtype != atom.aval.dtype
+    or np.shape(operand.val) != np.shape(atom.val)
   ):
     return None
-  dtype = wanted.aval.dtype
-  if dtype.kind == "f" and np.asarray(wanted.val, dtype) == np.asarray(HOLE, dtype):
+  dtype = operand.aval.dtype
+  if dtype.kind == "f" and np.asarray(operand.val, dtype) == np.asarray(HOLE, dtype):
     match.holes.append(float(atom.val))
     return match
-  return match if np.array_equal(wanted.val, atom.val) else None
+  return match if np.array_equal(operand.val, atom.val) else None
 
 
 def _alike(of: Any, eqn: Eqn) -> bool:
@@ -137,11 +137,11 @@ def _same_function(of: Any, eqn: Eqn) -> bool:
 
 def _same_dataflow(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
   made_by = {v: eqn for eqn in b.eqns for v in eqn.outvars}
-  found = (
+  pairing = (
     matched(a, made_by[b.outvars[0]], made_by.get) if b.outvars[0] in made_by and a.eqns else None
   )
-  return found is not None and all(
-    found.atoms.get(u, v) is v for u, v in zip(a.invars, b.invars, strict=True)
+  return pairing is not None and all(
+    pairing.atoms.get(u, v) is v for u, v in zip(a.invars, b.invars, strict=True)
   )
 
 

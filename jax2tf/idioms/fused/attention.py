@@ -42,11 +42,11 @@ masked_p = composite(
 def biased(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """q @ k * f32[] + f32[b,h,q,k] -> biased(q @ k * f32[], f32[b,1,q,k]), of a bias that all heads
   share."""
-  found = (
+  rewritten = (
     _with(flow, root, x, y, lambda bias: bias, biased_p)
     for x, y in (root.invars, root.invars[::-1])
   )
-  return next(filter(None, found), None)
+  return next(filter(None, rewritten), None)
 
 
 def masked(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
@@ -89,7 +89,7 @@ def _with(
   if (
     not is_one(sizes[_HEADS])
     or all(map(is_one, sizes))
-    or (found := _product(flow, scores)) is None
+    or (product := _product(flow, scores)) is None
   ):
     return None
   # TF 2.21: oneDNN's product takes hundreds of times as long with an addend that is repeated along
@@ -104,11 +104,11 @@ def _with(
   eqns, results = substituted(
     jax.make_jaxpr(added)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms)), atoms
   )
-  eqns = [*found, *(eqn.replace(source_info=root.source_info) for eqn in eqns)]
+  eqns = [*product, *(eqn.replace(source_info=root.source_info) for eqn in eqns)]
   total = out if len(shape) == 4 else new_var(out, shape[1:])
   eqns.append(
     root.replace(
-      primitive=primitive, invars=[*found[-1].outvars, *results], outvars=[total], params={}
+      primitive=primitive, invars=[*product[-1].outvars, *results], outvars=[total], params={}
     )
   )
   return eqns if total is out else [*eqns, reshape(root, total, out)]

@@ -54,9 +54,9 @@ def batch_norm(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | N
   if out.aval.dtype != np.float32 or len(out.aval.shape) != 4:
     return None
   while eqn is not None and eqn.primitive in _DO:
-    if (found := _of_rows(flow, eqn)) is None:
+    if (value_and_row := _of_rows(flow, eqn)) is None:
       return None
-    value, row = found
+    value, row = value_and_row
     steps.append((_DO[eqn.primitive], row))
     eqn = flow.single_use(value, *_DO, P.conv_general_dilated_p, batch_norm_p)
   if eqn is None:

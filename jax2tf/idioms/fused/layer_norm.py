@@ -99,9 +99,9 @@ def _template(
 
 def _idiom(find: Any, flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """(x - mean(x)) / sqrt(var(x) + epsilon) * f32[n] -> normalize(x) * f32[n]."""
-  if (found := find(flow, root, templates)) is None:
+  if (match := find(flow, root, templates)) is None:
     return None
-  (operand, *scale), [epsilon] = found
+  (operand, *scale), [epsilon] = match
   normalize = root.replace(primitive=normalize_p, invars=[operand], params={"epsilon": epsilon})
   if not scale:
     return [normalize]

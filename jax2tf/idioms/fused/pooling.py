@@ -57,8 +57,8 @@ def _mean_pool(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | N
   total = flow.single_use(value, P.reduce_window_sum_p)
   if total is None or float(size.val) != math.prod(total.params["window_dimensions"]):
     return None
-  places = [value, *(move.outvars[0] for move in moves)]
-  results = [*(new_var(v, v.aval.shape) for v in places[:-1]), *root.outvars]
+  values = [value, *(move.outvars[0] for move in moves)]
+  results = [*(new_var(v, v.aval.shape) for v in values[:-1]), *root.outvars]
   means = _of_images(total.replace(outvars=results[:1]), mean_pool_p)
   return [
     *means,
