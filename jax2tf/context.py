@@ -14,7 +14,7 @@ import tensorflow as tf
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import tf_dtype
-from jax2tf.errors import Gap, lowering_error
+from jax2tf.errors import UnsupportedEquation, lowering_error
 from jax2tf.graph_context import GraphContext
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement import dtensors
@@ -185,7 +185,9 @@ class RuleContext:
     Raises:
       LoweringError: always.
     """
-    raise lowering_error(self.primitive, [Gap(self.primitive, reason, advice, self.where())])
+    raise lowering_error(
+      self.primitive, [UnsupportedEquation(self.primitive, reason, advice, self.where())]
+    )
 
 
 def scope_name(path: str) -> str:

@@ -10,14 +10,14 @@ from typing import Any
 import jax.extend.core.primitives as P
 import tensorflow as tf
 
-from jax2tf import _jax_compat, _tf_compat, gradient, interpreter, native
+from jax2tf import _jax_compat, _tf_compat, custom_gradient, interpreter, native
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.caches import BoundedCache
 from jax2tf.context import scope_name
-from jax2tf.derivative import Derivative, derivative, derivatives_of, differentiable
+from jax2tf.derivative_jaxprs import Derivative, derivative, derivatives_of, differentiable
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
-from jax2tf.errors import Gap, lowering_error, warn_user
+from jax2tf.errors import UnsupportedEquation, lowering_error, warn_user
 from jax2tf.graph_context import GraphContext
 from jax2tf.interpreter import GraphEmitter
 from jax2tf.jaxprs import Eqn
@@ -139,8 +139,8 @@ class Conversion:
       )
     if is_tensorflows(self.traced.jaxpr):
       return run(self._program, *operands)
-    differentiated = self._derivatives.get(tuple(wrt), lambda: self._derivative(wrt))
-    return gradient.call(differentiated, run, *operands)
+    derivative_of_wrt = self._derivatives.get(tuple(wrt), lambda: self._derivative(wrt))
+    return custom_gradient.call(derivative_of_wrt, run, *operands)
 
   def _derivative(self, wrt: Sequence[int]) -> Derivative:
     return derivative(self._jaxpr, self._program, self._subject, wrt, self._prepare, self._orders)
@@ -251,7 +251,9 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
       )
     )
   if destination.dtensor_mesh is not None and (
-    gaps := [Gap("scan", *_STACKS, where()) for eqn, where in lowered if _stacks(eqn)]
+    gaps := [
+      UnsupportedEquation("scan", *_STACKS, where()) for eqn, where in lowered if _stacks(eqn)
+    ]
   ):
     raise lowering_error(traced.name, gaps)
   spread = dict.fromkeys(where() for eqn, where in lowered if has_sharding(eqn))

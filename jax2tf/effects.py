@@ -11,7 +11,7 @@ from jax.debug import DebugEffect, OrderedDebugEffect
 from jax.extend.core import Primitive
 
 from jax2tf import _jax_compat
-from jax2tf.errors import Gap, lowering_error
+from jax2tf.errors import UnsupportedEquation, lowering_error
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, contains, inner_jaxprs, located, map_inner, replaced
 from jax2tf.traits import EFFECTFUL, LOOPS, PRINTS
 
@@ -65,9 +65,9 @@ def _effects(jaxpr: Any) -> Counter[Any]:
 
 def _gaps(
   reason: str, advice: str, jaxpr: ClosedJaxpr, primitives: Collection[Primitive]
-) -> list[Gap]:
+) -> list[UnsupportedEquation]:
   return [
-    Gap(eqn.primitive.name, reason, advice, where())
+    UnsupportedEquation(eqn.primitive.name, reason, advice, where())
     for eqn, where in located(jaxpr)
     if eqn.primitive in primitives
   ]

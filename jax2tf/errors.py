@@ -31,7 +31,7 @@ class LoweringError(NotImplementedError):
     ['ffi_call']
   """
 
-  def __init__(self, message: str, gaps: Iterable[Gap] = ()):
+  def __init__(self, message: str, gaps: Iterable[UnsupportedEquation] = ()):
     super().__init__(message)
     self.gaps = list(gaps)
 
@@ -43,7 +43,7 @@ class CallbackError(ValueError):
     gaps: one entry for each call.
   """
 
-  def __init__(self, message: str, gaps: Iterable[Gap]):
+  def __init__(self, message: str, gaps: Iterable[UnsupportedEquation]):
     super().__init__(message)
     self.gaps = list(gaps)
 
@@ -61,7 +61,7 @@ class InternalError(AssertionError):
 
 
 @dataclass(frozen=True)
-class Gap:
+class UnsupportedEquation:
   """One equation that cannot be lowered, or one op that a runtime lacks: what, where, and what the
   user can do."""
 
@@ -88,14 +88,14 @@ def no_rule(why_not: str | None) -> tuple[str, str]:
   )
 
 
-def lowering_error(function: str, gaps: Iterable[Gap]) -> LoweringError:
+def lowering_error(function: str, gaps: Iterable[UnsupportedEquation]) -> LoweringError:
   """Makes one error for all gaps of a function; equal gaps are merged, with every source line."""
   gaps = list(gaps)
-  places: dict[tuple[str, str, str], list[str]] = {}
+  lines_of: dict[tuple[str, str, str], list[str]] = {}
   for gap in gaps:
-    places.setdefault((gap.primitive, gap.reason, gap.advice), []).append(gap.where)
+    lines_of.setdefault((gap.primitive, gap.reason, gap.advice), []).append(gap.where)
   entries = []
-  for (primitive, reason, advice), wheres in places.items():
+  for (primitive, reason, advice), wheres in lines_of.items():
     unique = list(dict.fromkeys(wheres))
     entries.append(
       "\n".join(

@@ -44,15 +44,13 @@ from jax2tf.traits import CALLBACKS, LAPACK
 # docs/reports/targets.md). 2.17 reports 1.1.1, and reads scatters with batching dimensions, but its
 # XLA refuses them.
 _OF_TENSORFLOW = {
-  **{
-    "2.14": "0.14.8",
-    "2.15": "0.14.24",
-    "2.16": "0.17.7",
-    "2.17": "1.0.0",
-    "2.18": "1.7.3",
-    "2.19": "1.9.1",
-    "2.20": "1.12.1",
-  },
+  "2.14": "0.14.8",
+  "2.15": "0.14.24",
+  "2.16": "0.17.7",
+  "2.17": "1.0.0",
+  "2.18": "1.7.3",
+  "2.19": "1.9.1",
+  "2.20": "1.12.1",
   "2.21": "1.13.7",
 }
 
@@ -240,7 +238,10 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, of: Subject, places: Places = ()
     )
     raise errors.lowering_error(
       of.function,
-      [errors.Gap(name, reason, "leave call_tf_graph out", where) for name, where in graphs],
+      [
+        errors.UnsupportedEquation(name, reason, "leave call_tf_graph out", where)
+        for name, where in graphs
+      ],
     )
   # between modules of several, nothing can be lowered to one device
   if runs_on_several_devices(jaxpr):
@@ -263,7 +264,7 @@ def _refuse_on_several(
   jaxpr: ClosedJaxpr, function: str, primitives: Collection[Any], reason: str, advice: str
 ) -> None:
   gaps = [
-    errors.Gap(
+    errors.UnsupportedEquation(
       eqn.primitive.name, f"{reason}, and the function runs on several devices", advice, where()
     )
     for eqn, where in jaxprs.located(jaxpr, of=expanded)

@@ -279,7 +279,10 @@ def _refuse(jaxpr: ClosedJaxpr, of: Subject, is_gap: Callable[[Eqn], Any]) -> No
   needed = lowered_equations(jaxpr, of.destination)
   gaps_with_lines = [(eqn, where()) for eqn, where in needed if is_gap(eqn)]
   if gaps_with_lines:
-    gaps = [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in gaps_with_lines]
+    gaps = [
+      errors.UnsupportedEquation(eqn.primitive.name, *gap(eqn), where)
+      for eqn, where in gaps_with_lines
+    ]
     raise errors.lowering_error(of.function, gaps)
 
 

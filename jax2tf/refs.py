@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dtypes import key_dtype_of, mark_keys
-from jax2tf.errors import Gap, lowering_error
+from jax2tf.errors import UnsupportedEquation, lowering_error
 from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced, variables
 from jax2tf.lines import definition, user_line
 from jax2tf.signature import Signature
@@ -316,5 +316,9 @@ def check_backward(function: str, jaxpr: ClosedJaxpr, operands: Sequence[int]) -
   if writers:
     where = definition(jaxpr)
     raise lowering_error(
-      function, [Gap(eqn.primitive.name, reason, advice, user_line(eqn, where)) for eqn in writers]
+      function,
+      [
+        UnsupportedEquation(eqn.primitive.name, reason, advice, user_line(eqn, where))
+        for eqn in writers
+      ],
     )

@@ -21,7 +21,7 @@ from jax.experimental import checkify
 
 from jax2tf import pytrees, survey
 from jax2tf._tf_compat import callbacks
-from jax2tf.errors import Gap, warn_user
+from jax2tf.errors import UnsupportedEquation, warn_user
 from jax2tf.idioms import fused
 
 from .. import stages
@@ -65,7 +65,9 @@ class ExportError(RuntimeError):
       "rewrite this line with other JAX functions, or choose another target",
     )
     self.gaps = [
-      Gap(use.primitive, why.get(use.op) or f"{target} has no such op", advice, use.where, use.op)
+      UnsupportedEquation(
+        use.primitive, why.get(use.op) or f"{target} has no such op", advice, use.where, use.op
+      )
       for use in uses
     ]
 

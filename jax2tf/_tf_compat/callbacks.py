@@ -131,17 +131,17 @@ def refuse(callbacks: Iterable[Callback]) -> None:
     raise errors.CallbackError(message, map(gap, unsavable))
 
 
-def gap(callback: Callback) -> errors.Gap:
+def gap(callback: Callback) -> errors.UnsupportedEquation:
   """The gap of a callback for a target. A target may omit a callback that only prints or checks."""
   if callback.text is not None:
-    return errors.Gap(
+    return errors.UnsupportedEquation(
       callback.what,
       "only TensorFlow prints",
       "nothing to do: the results are the same",
       callback.where,
       "PrintV2",
     )
-  return errors.Gap(
+  return errors.UnsupportedEquation(
     callback.what, "no file can hold a Python function", _ADVICE, callback.where, "PyFunc"
   )
 

@@ -26,28 +26,27 @@ def _select(which: Numbers, *cases: Numbers) -> Numbers:
 
 
 _ARITHMETIC: dict[Any, Callable[..., Numbers]] = {
-  **{
-    P.add_p: np.add,
-    P.sub_p: np.subtract,
-    P.mul_p: np.multiply,
-    P.neg_p: np.negative,
-    P.max_p: np.maximum,
-    P.min_p: np.minimum,
-  },
-  **{
-    P.eq_p: np.equal,
-    P.ne_p: np.not_equal,
-    P.lt_p: np.less,
-    P.le_p: np.less_equal,
-    P.gt_p: np.greater,
-    P.ge_p: np.greater_equal,
-  },
-  **{P.and_p: np.bitwise_and, P.or_p: np.bitwise_or, P.not_p: np.invert},
+  P.add_p: np.add,
+  P.sub_p: np.subtract,
+  P.mul_p: np.multiply,
+  P.neg_p: np.negative,
+  P.max_p: np.maximum,
+  P.min_p: np.minimum,
+  P.eq_p: np.equal,
+  P.ne_p: np.not_equal,
+  P.lt_p: np.less,
+  P.le_p: np.less_equal,
+  P.gt_p: np.greater,
+  P.ge_p: np.greater_equal,
+  P.and_p: np.bitwise_and,
+  P.or_p: np.bitwise_or,
+  P.not_p: np.invert,
   P.select_n_p: _select,
   # Of one element each.
-  **dict.fromkeys(
-    (P.convert_element_type_p, P.broadcast_in_dim_p, P.reshape_p, P.squeeze_p), lambda x: x
-  ),
+  P.convert_element_type_p: lambda x: x,
+  P.broadcast_in_dim_p: lambda x: x,
+  P.reshape_p: lambda x: x,
+  P.squeeze_p: lambda x: x,
 }
 
 

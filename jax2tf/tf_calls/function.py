@@ -30,25 +30,23 @@ Run = Callable[..., list[tf.Tensor]]
 # Stateful ops that are safe to run again: a derivative may run the function a second time.
 REPEATABLE = frozenset(
   {
-    *(
-      "ReadVariableOp",
-      "VarHandleOp",
-      "ResourceGather",
-      "ResourceGatherNd",
-      "VarIsInitializedOp",
-      "VariableShape",
-      "Placeholder",
-    ),
-    *(
-      "Assert",
-      "PrintV2",
-      "StringFormat",
-      "HashTableV2",
-      "LookupTableFindV2",
-      "LookupTableSizeV2",
-      "AnonymousHashTable",
-    ),
-    *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
+    "AnonymousHashTable",
+    "Assert",
+    "EagerPyFunc",
+    "HashTableV2",
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+    "Placeholder",
+    "PrintV2",
+    "PyFunc",
+    "PyFuncStateless",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "StringFormat",
+    "VarHandleOp",
+    "VarIsInitializedOp",
+    "VariableShape",
   }
 )
 # The subset that only reads: a call with unused results may be removed.

@@ -20,7 +20,7 @@ import tensorflow as tf
 from jax import lax
 
 import jax2tf
-from jax2tf.derivative import Derivative
+from jax2tf.derivative_jaxprs import Derivative
 
 X = np.array([0.5, 2.0, 3.0], np.float32)
 

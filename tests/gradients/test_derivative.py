@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.derivative import derivative
+from jax2tf.derivative_jaxprs import derivative
 from jax2tf.program import Subject, prepare
 
 X = np.arange(3, dtype=np.float32)

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.derivative import Derivative
+from jax2tf.derivative_jaxprs import Derivative
 
 X = np.random.default_rng(0).standard_normal((4, 6, 8)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((3, 8, 8)).astype(np.float32)

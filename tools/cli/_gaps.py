@@ -15,13 +15,13 @@ from jax2tf._tf_compat.callbacks import gap as gap_of
 from jax2tf.converters import saved_model, stages
 from jax2tf.converters.export.source import ExportError
 from jax2tf.converters.saved_model.adapted import Adapted
-from jax2tf.errors import Gap, LoweringError
+from jax2tf.errors import LoweringError, UnsupportedEquation
 from jax2tf.tools.cli._loading import UsageError
 from jax2tf.tools.cli._words import as_flags
 
 TARGETS = ("serving", "onnx", "tflite", "tfjs")
 _UNTRIED = " in TensorFlow; without --quick it is exported too"
-Found = dict[str, Any]  # the fields of a Gap
+Found = dict[str, Any]  # the fields of a UnsupportedEquation
 
 
 def gaps(
@@ -87,7 +87,8 @@ def _gaps(
       exporter.save_model(model_with(exporter.IDIOMS), Path(folder, "model"), sizes=sizes)
     except ExportError as error:
       return [
-        dataclasses.asdict(gap) for gap in error.gaps or [Gap("", "", "", as_flags(str(error)))]
+        dataclasses.asdict(gap)
+        for gap in error.gaps or [UnsupportedEquation("", "", "", as_flags(str(error)))]
       ]
   return []
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from jax2tf import _tf_compat, nans
 from jax2tf._tf_compat import patches, scopes
-from jax2tf.derivative import Derivative, Forward, without_traceback
+from jax2tf.derivative_jaxprs import Derivative, Forward, without_traceback
 from jax2tf.errors import warn_user
 from jax2tf.graph_context import asserted
 from jax2tf.jaxprs import ClosedJaxpr
