@@ -202,9 +202,9 @@ def _parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[bo
   for in_graph, group in itertools.groupby(
     enumerate(eqns), key=lambda item: _holds(item[1], primitives)
   ):
-    numbers, some = zip(*group, strict=True)
-    results = [v for eqn in some for v in eqn.outvars if uses.get(v, -1) > numbers[-1]]
-    parts.append((in_graph, jaxprs.part(jaxpr, some, results)))
+    numbers, group_eqns = zip(*group, strict=True)
+    results = [v for eqn in group_eqns for v in eqn.outvars if uses.get(v, -1) > numbers[-1]]
+    parts.append((in_graph, jaxprs.part(jaxpr, group_eqns, results)))
   return parts
 
 

@@ -193,10 +193,10 @@ def without_jax() -> Iterator[str]:
 
 @pytest.fixture
 def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-  """A turn of a loop makes one step, so that no loop of few steps is unrolled."""
+  """An iteration of a loop makes one step, so that no loop of few steps is unrolled."""
   from jax2tf.lowering import control_flow  # noqa: PLC0415  (TensorFlow and JAX)
 
-  monkeypatch.setattr(control_flow, "_TURN", 1)
+  monkeypatch.setattr(control_flow, "_MAX_EQUATIONS_PER_ITERATION", 1)
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def numbers_of(flow: Dataflow, scan: Scan) -> tuple[dict[Any, Numbers], dict[Any
   known, counters = dict[Any, Numbers](), dict[Any, Any]()
   operands = scan.eqn.invars
   steps = np.arange(scan.length)
-  turns = steps[::-1] if scan.eqn.params["reverse"] else steps
+  step_numbers = steps[::-1] if scan.eqn.params["reverse"] else steps
   producer = {v: eqn for eqn in scan.body.eqns for v in eqn.outvars}
   for v, operand, out in zip(
     scan.carry, operands[scan.n_consts : scan.n_outer], scan.carried, strict=True
@@ -67,7 +67,7 @@ def numbers_of(flow: Dataflow, scan: Scan) -> tuple[dict[Any, Numbers], dict[Any
       and (by := _added(producer, v, out)) is not None
     ):
       first, step = (int(np.asarray(number).astype(np.int64)) for number in (operand.val, by))
-      exact = first + step * turns
+      exact = first + step * step_numbers
       # otherwise it wraps, and remains carried
       if (exact.astype(v.aval.dtype).astype(np.int64) == exact).all():
         known[v] = exact.astype(v.aval.dtype)

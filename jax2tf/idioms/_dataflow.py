@@ -93,7 +93,7 @@ def is_array(atom: Any) -> bool:
   return isinstance(getattr(atom.aval, "dtype", None), np.dtype)
 
 
-def same(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+def provably_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
   """Whether two shapes are known to be equal."""
   return len(sizes) == len(others) and all(
     a is b or a == b for a, b in zip(sizes, others, strict=True)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from jax.extend.core import Primitive
 
 from jax2tf.context import RuleContext
-from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, reshape, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, provably_equal, reshape
 from jax2tf.idioms.conv_gradient import conv_of_reversed_p
 from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
@@ -42,7 +42,7 @@ def bias_add(flow: Dataflow, eqn: Eqn) -> Equations | None:
     return None
   for value, broadcast in (eqn.invars, eqn.invars[::-1]):
     bias = vector(flow, broadcast, shape[-1])
-    if bias is None or not same(value.aval.shape, shape):
+    if bias is None or not provably_equal(value.aval.shape, shape):
       continue
     if (
       product := flow.single_use(
@@ -63,7 +63,7 @@ def vector(flow: Dataflow, atom: Any, size: Any) -> Any:
     operand = eqn.invars[0]
     if (
       len(eqn.invars) != 1
-      or not same(operand.aval.shape[-1:], [size])
+      or not provably_equal(operand.aval.shape[-1:], [size])
       or not all(map(is_one, operand.aval.shape[:-1]))
     ):
       return None
@@ -73,7 +73,7 @@ def vector(flow: Dataflow, atom: Any, size: Any) -> Any:
     ):
       return None
     if eqn.primitive is P.reshape_p and not (
-      same(atom.aval.shape[-1:], [size]) and all(map(is_one, atom.aval.shape[:-1]))
+      provably_equal(atom.aval.shape[-1:], [size]) and all(map(is_one, atom.aval.shape[:-1]))
     ):
       return None
     if len(operand.aval.shape) == 1:

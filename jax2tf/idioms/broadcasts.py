@@ -10,7 +10,7 @@ from typing import Any
 import jax.extend.core.primitives as P
 from jax.extend.core import Literal
 
-from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, provably_equal, reshape
 from jax2tf.idioms._variants import repeated_avals, variant
 from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
@@ -47,7 +47,7 @@ def unrepeated(flow: Dataflow, eqn: Eqn) -> Equations | None:
     broadcasts.pop(0, None)  # The predicate stays: it is a scalar or of the shape of the cases.
   # One operand at least has the shape of the result, and keeps it.
   if not broadcasts or not any(
-    i not in broadcasts and same(v.aval.shape, shape)
+    i not in broadcasts and provably_equal(v.aval.shape, shape)
     for i, v in enumerate(eqn.invars)
     if not isinstance(v, Literal)
   ):
@@ -80,7 +80,9 @@ def repeated(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """mul(x f32[a,1,c,1,e,1], y f32[1,b,1,d,1,f]) -> mul of both, repeated to the shape of the
   result."""
   shape = eqn.outvars[0].aval.shape
-  apart = [i for i, v in enumerate(eqn.invars) if v.aval.shape and not same(v.aval.shape, shape)]
+  apart = [
+    i for i, v in enumerate(eqn.invars) if v.aval.shape and not provably_equal(v.aval.shape, shape)
+  ]
   if not apart or _alternations([v.aval.shape for v in eqn.invars if v.aval.shape]) <= _LIMITS.get(
     eqn.primitive, _BROADCAST
   ):
@@ -130,7 +132,12 @@ def _sum(flow: Dataflow, eqn: Eqn) -> Equations | None:
   rows, operands, repeats = (shape[0], 1, *shape[2:]), list(total.invars), []
   for i, v in enumerate(operands):
     sizes = v.aval.shape
-    if len(sizes) == 4 and is_one(sizes[1]) and not is_one(sizes[2]) and not same(sizes, rows):
+    if (
+      len(sizes) == 4
+      and is_one(sizes[1])
+      and not is_one(sizes[2])
+      and not provably_equal(sizes, rows)
+    ):
       operands[i] = new_var(v, rows)
       params = {"shape": rows, "broadcast_dimensions": (0, 1, 2, 3), "sharding": None}
       repeats.append(

@@ -15,7 +15,7 @@ import jax.extend.core.primitives as P
 import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 
-from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, provably_equal
 from jax2tf.idioms._loops import MAPPED, MemoryBudget, Scan, call_of, parse_scan, vectorise_steps
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import Eqn, live, replaced, variables
@@ -62,7 +62,7 @@ def _repeats(eqn: Eqn) -> bool:
   return (
     eqn.primitive is P.broadcast_in_dim_p
     and bool(operand.shape)
-    and not same(_wide(operand.shape), _wide(out.aval.shape))
+    and not provably_equal(_wide(operand.shape), _wide(out.aval.shape))
   )
 
 

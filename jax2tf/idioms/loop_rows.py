@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 
 from jax2tf.idioms._counters import arithmetic_progression, numbers_of
-from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, provably_equal, reshape
 from jax2tf.idioms._loops import Scan, call_of, parse_scan
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import (
@@ -174,7 +174,9 @@ class _Loop:
     inside."""
     shape = operand.aval.shape
     apart = [
-      d for d, (size, n) in enumerate(zip(sizes, shape, strict=True)) if not same([size], [n])
+      d
+      for d, (size, n) in enumerate(zip(sizes, shape, strict=True))
+      if not provably_equal([size], [n])
     ]
     if (
       len(apart) != 1

@@ -165,7 +165,7 @@ class _Late:
       [eqn for eqn in body.eqns if id(eqn) not in gone],
     )
     used = {*variables(outvars), *(v for eqn in eqns for v in variables(eqn.invars))}
-    consts, xs = ([v for v in some if v in used] for some in (scan.consts, scan.xs))
+    consts, xs = ([v for v in group if v in used] for group in (scan.consts, scan.xs))
     lean = jaxpr_as_fun(
       replaced(body, eqns=eqns, invars=[*consts, *(v for v, _ in carries), *xs], outvars=outvars)
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.extend.core.primitives as P
 
-from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, provably_equal, reshape
 from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
 from jax2tf.traits import MOVES, RESHAPES
@@ -125,7 +125,7 @@ def _dims(eqn: Eqn) -> Dims | None:
       int(axis): d for d, axis in enumerate(params["broadcast_dimensions"])
     }
     plain = all(
-      same([size], [shape[from_dim[i]]]) if i in from_dim else is_one(size)
+      provably_equal([size], [shape[from_dim[i]]]) if i in from_dim else is_one(size)
       for i, size in enumerate(out)
     )
     return [from_dim.get(i) for i in range(len(out))] if plain else None
@@ -134,7 +134,7 @@ def _dims(eqn: Eqn) -> Dims | None:
 
 def _dims_of_reshape(shape: Sequence[Any], out: Sequence[Any]) -> Dims | None:
   wide = [d for d, size in enumerate(shape) if not is_one(size)]
-  if not same([shape[d] for d in wide], [size for size in out if not is_one(size)]):
+  if not provably_equal([shape[d] for d in wide], [size for size in out if not is_one(size)]):
     return None
   left = iter(wide)
   return [None if is_one(size) else next(left) for size in out]

@@ -69,7 +69,7 @@ def _run(ctx: RuleContext, loop: LaneLoop, operands: Sequence[tf.Tensor]) -> Ten
   n_test, n_body = len(loop.test_consts), len(loop.body_consts)
   consts, carry = operands[: n_test + n_body], operands[n_test + n_body :]
 
-  def turn(going: tf.Tensor, *carry: tf.Tensor) -> Tensors:
+  def iteration(going: tf.Tensor, *carry: tf.Tensor) -> Tensors:
     """going i64[k] -> the lanes that go on afterwards; their carry is in its rows."""
     count = tf.size(going)
     spare = tf.math.floormod(-count, _VECTOR)
@@ -87,9 +87,9 @@ def _run(ctx: RuleContext, loop: LaneLoop, operands: Sequence[tf.Tensor]) -> Ten
   first = ctx.lower(loop.whole_test, *consts[:n_test], *carry)[0]
   going = tf.where(_any(first))[:, 0]
   shapes = (tf.TensorShape([None]), *(x.shape for x in carry))
-  return list(tf.while_loop(lambda going, *_: tf.size(going) > 0, turn, (going, *carry), shapes))[
-    1:
-  ]
+  return list(
+    tf.while_loop(lambda going, *_: tf.size(going) > 0, iteration, (going, *carry), shapes)
+  )[1:]
 
 
 def _steps(

@@ -58,12 +58,12 @@ class Conv:
 def plain_conv(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
   """A convolution of 2 dimensions, or of 3 without groups and dilation; without batch groups."""
 
-  def turned() -> tf.Tensor:
+  def flipped() -> tf.Tensor:
     spatial = list(range(conv.rank))
     return tf.transpose(flipped_kernel(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
 
   if (
-    set(conv.lhs_dilation) != {1} and (out := input_gradient(ctx, conv, image, turned)) is not None
+    set(conv.lhs_dilation) != {1} and (out := input_gradient(ctx, conv, image, flipped)) is not None
   ):
     return out
   pads = _padding_attribute(conv)

@@ -54,8 +54,8 @@ def rotations(
   offset, length = root_over * root_under * sign(under), or_one(_hypot(root_over, root_under))
   x, y = root_over / length, root_under / length
   is_real = (over != 0) & (under != 0) & (sign(over) == sign(under))
-  turned = cos * x - sin * y, cos * y + sin * x
-  unless(is_real, *turned, mean + offset, over - under, zero, mean - offset)
+  rotated = cos * x - sin * y, cos * y + sin * x
+  unless(is_real, *rotated, mean + offset, over - under, zero, mean - offset)
   # They are real and well apart: (z, c) is the eigenvector of d + z.
   _, scale, larger, smaller = _discriminant(a, b, c, d)
   z = half + sign(half) * jnp.sqrt(scale) * jnp.sqrt(jnp.maximum(square, 0))

@@ -222,10 +222,10 @@ def _scan(
     return results[:n_carry], results[n_carry:]
 
   size = ctx.dim(length)
-  turn = _steps_of_a_turn(body, size, int(unroll)) if isinstance(size, int) else 1
-  if isinstance(size, int) and size <= turn:
+  unroll_factor = _unroll_factor(body, size, int(unroll)) if isinstance(size, int) else 1
+  if isinstance(size, int) and size <= unroll_factor:
     return [*itertools.chain(*_unrolled(ctx, step_of, size, reverse, carry, xs))]
-  return _scan_loop(ctx, step_of, size, turn, reverse, carry, xs, body.out_avals[n_carry:])
+  return _scan_loop(ctx, step_of, size, unroll_factor, reverse, carry, xs, body.out_avals[n_carry:])
 
 
 def _with_counters(
@@ -274,9 +274,9 @@ def _mapped(body: ClosedJaxpr, n_consts: int, *operands: Any) -> Any:
   )
 
 
-# The equations that a turn of a loop has at most, where it makes several steps; and those that
-# become many ops each.
-_TURN = 40
+# The equations that an iteration of a loop has at most, where it makes several steps; and those
+# that become many ops each.
+_MAX_EQUATIONS_PER_ITERATION = 40
 _LARGE = LOOPS | HASHES | {P.random_gamma_p}
 
 Step = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], tuple[Tensors, Tensors]]
@@ -310,11 +310,16 @@ def _column(x: Xs, size: int) -> Sequence[tf.Tensor]:
   return tf.unstack(x, size) if size else []
 
 
-def _steps_of_a_turn(body: ClosedJaxpr, size: int, unroll: int) -> int:
-  """How many steps one turn of the loop makes: TensorFlow's own work for a turn, some 20 nodes, is
-  more than that of a few equations."""
+def _unroll_factor(body: ClosedJaxpr, size: int, unroll: int) -> int:
+  """How many steps one iteration of the loop makes: TensorFlow's own work for an iteration, some 20
+  nodes, is more than that of a few equations."""
   eqns = [eqn.primitive for eqn in walk(body)]
-  most = unroll if unroll > 1 else 1 if _LARGE.intersection(eqns) else _TURN // max(1, len(eqns))
+  if unroll > 1:
+    most = unroll
+  elif _LARGE.intersection(eqns):
+    most = 1
+  else:
+    most = _MAX_EQUATIONS_PER_ITERATION // max(1, len(eqns))
   if size <= max(1, most):
     return size
   return max((n for n in range(4, min(most, size // 2) + 1) if size % n == 0), default=1)
@@ -324,32 +329,32 @@ def _scan_loop(
   ctx: RuleContext,
   step: Step,
   size: int | tf.Tensor,
-  turn: int,
+  unroll_factor: int,
   reverse: bool,
   carry: Sequence[tf.Tensor],
   xs: Sequence[Xs],
   row_avals: Sequence[Any],
 ) -> Tensors:
-  """A While with a counter; rows, or blocks of those of one turn, are read from and written to
+  """A While with a counter; rows, or blocks of those of one iteration, are read from and written to
   TensorArrays."""
-  turns = size if turn == 1 else size // turn
-  block = [] if turn == 1 else [turn]
-  inputs = [_rows(ctx, x, turns, block) for x in xs]
+  iterations = size if unroll_factor == 1 else size // unroll_factor
+  block = [] if unroll_factor == 1 else [unroll_factor]
+  inputs = [_rows(ctx, x, iterations, block) for x in xs]
   rows = [physical(aval) for aval in row_avals]
   outputs = [
-    tf.TensorArray(dtype, turns, element_shape=[*block, *ctx.dimensions.static_shape(shape)])
+    tf.TensorArray(dtype, iterations, element_shape=[*block, *ctx.dimensions.static_shape(shape)])
     for shape, dtype in rows
   ]
-  turned = reverse and _is_turned(len(block) + len(shape) for shape, _ in rows)
+  is_reversed = reverse and _is_reversed_at_last(len(block) + len(shape) for shape, _ in rows)
 
   def body(i: tf.Tensor, carry: Sequence[tf.Tensor], outputs: Sequence[tf.TensorArray]) -> Any:
-    row = turns - 1 - i if reverse else i
+    row = iterations - 1 - i if reverse else i
     x = [read(row) for read in inputs]
-    carry, ys = _unrolled(ctx, step, turn, reverse, carry, x) if block else step(carry, x)
+    carry, ys = _unrolled(ctx, step, unroll_factor, reverse, carry, x) if block else step(carry, x)
     return (
       i + 1,
       tuple(carry),
-      tuple(o.write(i if turned else row, y) for o, y in zip(outputs, ys, strict=True)),
+      tuple(o.write(i if is_reversed else row, y) for o, y in zip(outputs, ys, strict=True)),
     )
 
   shapes = [
@@ -357,7 +362,7 @@ def _scan_loop(
     for aval in ctx.avals_out[: len(carry)]
   ]
   _, carry, outputs = tf.while_loop(
-    lambda i, *_: i < turns,
+    lambda i, *_: i < iterations,
     body,
     (tf.constant(0), tuple(carry), tuple(outputs)),
     shape_invariants=(
@@ -367,19 +372,20 @@ def _scan_loop(
     ),
   )
   stacks = [
-    _stacked(ctx, o, turns, [*block, *shape]) for o, (shape, _) in zip(outputs, rows, strict=True)
+    _stacked(ctx, o, iterations, [*block, *shape])
+    for o, (shape, _) in zip(outputs, rows, strict=True)
   ]
-  if turned:
+  if is_reversed:
     stacks = [tf.reverse(y, [0]) for y in stacks]
   if block:
     stacks = [ctx.reshape(y, [size, *shape]) for y, (shape, _) in zip(stacks, rows, strict=True)]
   for y, o in zip(stacks, outputs, strict=True):
-    ctx.graph.stacks.add(y, StackedRows(o.flow, block, turned))
+    ctx.graph.stacks.add(y, StackedRows(o.flow, block, is_reversed))
   return [*carry, *stacks]
 
 
-def _is_turned(ranks: Iterable[int]) -> bool:
-  """Whether the rows of a reversed scan are written in the order of the turns, and reversed at
+def _is_reversed_at_last(ranks: Iterable[int]) -> bool:
+  """Whether the rows of a reversed scan are written in the order of the iterations, and reversed at
   last.
 
   ONNX's Loop has no other order, and tf2onnx 1.17 takes any for that. XLA writes them where they
@@ -390,10 +396,10 @@ def _is_turned(ranks: Iterable[int]) -> bool:
 
 
 def _stacked(
-  ctx: RuleContext, array: tf.TensorArray, turns: int | tf.Tensor, shape: Sequence[Any]
+  ctx: RuleContext, array: tf.TensorArray, iterations: int | tf.Tensor, shape: Sequence[Any]
 ) -> tf.Tensor:
   """The rows of these dimensions as one tensor f32[n,...]."""
-  if isinstance(turns, int) or None not in ctx.dimensions.static_shape(shape):
+  if isinstance(iterations, int) or None not in ctx.dimensions.static_shape(shape):
     return array.stack()
   # Of no rows, the list does not know the sizes.
   return tf.raw_ops.TensorListStack(
@@ -405,7 +411,7 @@ def _stacked(
 
 
 def _rows(
-  ctx: RuleContext, x: Xs, turns: int | tf.Tensor, block: list[int]
+  ctx: RuleContext, x: Xs, iterations: int | tf.Tensor, block: list[int]
 ) -> Callable[[tf.Tensor], tf.Tensor]:
   """f32[n,...] -> its rows, or blocks of rows, by number.
 
@@ -416,12 +422,12 @@ def _rows(
     return functools.partial(x.block, sizes=block)
   rows = ctx.graph.stacks.of(x)
   if rows is None or rows.block != block:
-    x = tf.reshape(x, tf.concat([[turns, *block], tf.shape(x)[1:]], 0)) if block else x
-    return tf.TensorArray(x.dtype, turns).unstack(x).read
+    x = tf.reshape(x, tf.concat([[iterations, *block], tf.shape(x)[1:]], 0)) if block else x
+    return tf.TensorArray(x.dtype, iterations).unstack(x).read
   shape = [*block, *(-1 if n is None else n for n in x.shape.as_list()[1:])]
 
   def read(i: tf.Tensor) -> tf.Tensor:
-    index = turns - 1 - i if rows.is_reversed else i
+    index = iterations - 1 - i if rows.is_reversed else i
     return tf.raw_ops.TensorListGetItem(
       input_handle=rows.handle, index=index, element_shape=shape, element_dtype=x.dtype
     )

@@ -53,19 +53,20 @@ def _conv_general_dilated(
     # TF 2.21: Conv2D refuses empty filters and images
     return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)
 
-  some = _with_results(conv)
+  nonempty = _with_results(conv)
 
   def convolve(lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
-    if some is conv:
+    if nonempty is conv:
       return _laid_out(ctx, conv, lhs, rhs, dimension_numbers, reversed_kernel)
-    if some.batch is not conv.batch:
+    if nonempty.batch is not conv.batch:
       at = dimension_numbers.lhs_spec[0]
       lhs = tf.pad(
-        lhs, [[0, ctx.dim(some.batch - conv.batch) if d == at else 0] for d in range(conv.rank + 2)]
+        lhs,
+        [[0, ctx.dim(nonempty.batch - conv.batch) if d == at else 0] for d in range(conv.rank + 2)],
       )
       # TF 2.21: Grappler fuses Pad and Conv2D into an op that pads no batch
       lhs = tf.ensure_shape(lhs, lhs.shape)
-    result = _laid_out(ctx, some, lhs, rhs, dimension_numbers, reversed_kernel)
+    result = _laid_out(ctx, nonempty, lhs, rhs, dimension_numbers, reversed_kernel)
     return tf.slice(result, [0] * (conv.rank + 2), ctx.shape(ctx.aval_out.shape))
 
   product_dtype = multiplied_in(*(aval.dtype for aval in (*ctx.avals_in, ctx.aval_out)))
@@ -125,10 +126,10 @@ def _with_results(conv: Conv) -> Conv:
     strict=True,
   )
   axes = [Axis(conv.batch, 1, 1, (0, 0), 1, 1, conv.batch), *(Axis(*axis) for axis in sizes)]
-  some = [axis.with_a_window for axis in axes]
-  if all(a is b for a, b in zip(axes, some, strict=True)):
+  nonempty = [axis.with_a_window for axis in axes]
+  if all(a is b for a, b in zip(axes, nonempty, strict=True)):
     return conv
-  batch, *spatial = some
+  batch, *spatial = nonempty
   return replace(
     conv,
     batch=batch.out,

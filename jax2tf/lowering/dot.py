@@ -96,16 +96,16 @@ class _Side:
     # A complex operand is moved: BatchMatMul would conjugate it.
     if self.operand.dtype.is_complex or not rows or not columns:
       return False
-    plain, turned = [*self.batch, *rows, *columns], [*self.batch, *columns, *rows]
+    plain, transposed = [*self.batch, *rows, *columns], [*self.batch, *columns, *rows]
     for costs_nothing in (
       lambda order: order == sorted(order),
       lambda order: keeps_order(self.shape, order),
     ):
-      if costs_nothing(plain) or costs_nothing(turned):
+      if costs_nothing(plain) or costs_nothing(transposed):
         return not costs_nothing(plain)
     # A transpose that leaves the last dimension in place moves whole rows.
     last = max(i for i in plain if not is_one(self.shape[i]))
-    return turned[-1] == last
+    return transposed[-1] == last
 
 
 def _product(shape: Sequence[Any], dims: Sequence[int]) -> Any:

@@ -94,12 +94,12 @@ def _gathered(greatest: bool, axes: Sequence[Axis], tangents: Any, operand: Any)
     return jnp.zeros(out, tangents.dtype)
   positions, beats_nothing = _selected(greatest, axes, operand)
   # JAX takes nothing from an axis that may be empty; with one zero more it is not.
-  some = lax.pad(
+  padded = lax.pad(
     tangents,
     jnp.zeros((), tangents.dtype),
     [(0, int(dimension_bounds(axis.size)[0] < 1), 0) for axis in axes],
   )
-  selected = some.at[positions].get(mode="fill", fill_value=0)
+  selected = padded.at[positions].get(mode="fill", fill_value=0)
   return jnp.where(beats_nothing, jnp.zeros((), tangents.dtype), selected)
 
 

@@ -88,9 +88,10 @@ def entries() -> Sequence[Sequence[Entry]]:
 @functools.cache
 def _tables(names: frozenset[str]) -> Sequence[Mapping[Primitive, Sequence[Idiom]]]:
   """The chosen idioms by the primitive of the last equation."""
-  chosen = [[entry for entry in some if entry[0] in names] for some in entries()]
+  chosen = [[entry for entry in table if entry[0] in names] for table in entries()]
   return [
-    {root: [idiom for _, of, idiom in some if of is root] for _, root, _ in some} for some in chosen
+    {root: [idiom for _, of, idiom in table if of is root] for _, root, _ in table}
+    for table in chosen
   ]
 
 

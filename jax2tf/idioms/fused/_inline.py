@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax2tf import normalise
-from jax2tf.idioms._dataflow import same
+from jax2tf.idioms._dataflow import provably_equal
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, replaced, variables
 from jax2tf.lowering._movement import is_one
 
@@ -66,7 +66,7 @@ class _Flat(normalise.Flat):
     if eqn.primitive is P.reshape_p and eqn.params["dimensions"] is None and len(eqn.invars) == 1:
       shape, sizes = eqn.invars[0].aval.shape, eqn.params["new_sizes"]
       wide = tuple(d for d, size in enumerate(sizes) if not is_one(size))
-      if len(shape) < len(sizes) and same(shape, [sizes[d] for d in wide]):
+      if len(shape) < len(sizes) and provably_equal(shape, [sizes[d] for d in wide]):
         eqn = eqn.replace(
           primitive=P.broadcast_in_dim_p,
           params={"shape": sizes, "broadcast_dimensions": wide, "sharding": None},
@@ -101,7 +101,9 @@ class _Flat(normalise.Flat):
     (source,) = inserted.invars
     rank, squeezed = len(inserted.outvars[0].aval.shape), eqn.params["dimensions"]
     remaining = [d for d in range(rank) if d not in squeezed]
-    alike = not isinstance(source, Literal) and same(source.aval.shape, eqn.outvars[0].aval.shape)
+    alike = not isinstance(source, Literal) and provably_equal(
+      source.aval.shape, eqn.outvars[0].aval.shape
+    )
     is_undone = alike and [int(d) for d in inserted.params["broadcast_dimensions"]] == remaining
     return source if is_undone else None
 

@@ -16,7 +16,7 @@ import jax.extend.core.primitives as P
 import numpy as np
 from jax.extend.core import Literal, jaxpr_as_fun
 
-from jax2tf.idioms._dataflow import same
+from jax2tf.idioms._dataflow import provably_equal
 from jax2tf.idioms.fused._inline import inlined
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, closed, part
 from jax2tf.registry import PLACEMENT_PARAMS
@@ -81,7 +81,7 @@ def _atom(made_by: Mapping[Any, Any], operand: Any, atom: Any, match: Match) -> 
   if operand in match.atoms:
     return match if match.atoms[operand] is atom else None
   if not match.roughly and not (
-    same(operand.aval.shape, atom.aval.shape) and operand.aval.dtype == atom.aval.dtype
+    provably_equal(operand.aval.shape, atom.aval.shape) and operand.aval.dtype == atom.aval.dtype
   ):
     return None
   if operand in made_by:

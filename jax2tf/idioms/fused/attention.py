@@ -128,10 +128,10 @@ def _product(flow: Dataflow, atom: Any) -> Equations | None:
   Those of `jax.nn` are f32[1,b,h,q,k], made of f32[b,h,q,1,k].
   """
   if grouped := len(atom.aval.shape) == 5:
-    turn = flow.single_use(atom, P.transpose_p)
-    if turn is None or tuple(turn.params["permutation"]) != (3, 0, 1, 2, 4):
+    transpose = flow.single_use(atom, P.transpose_p)
+    if transpose is None or tuple(transpose.params["permutation"]) != (3, 0, 1, 2, 4):
       return None
-    atom = turn.invars[0]
+    atom = transpose.invars[0]
   scores, factor = _times(flow, atom)
   dot = flow.single_use(scores, P.dot_general_p)
   if (

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
-from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, provably_equal
 from jax2tf.idioms.fused._inline import substituted
 from jax2tf.idioms.fused._primitives import composite
 from jax2tf.idioms.fused._template import Templates
@@ -108,7 +108,7 @@ def _of_rows(flow: Dataflow, eqn: Eqn) -> tuple[Any, Any] | None:
     before = flow.single_use(value, *_DO, P.conv_general_dilated_p, batch_norm_p)
     if (
       before is not None
-      and same(value.aval.shape, shape)
+      and provably_equal(value.aval.shape, shape)
       and (row := _row(flow, other, shape[-1])) is not None
     ):
       return value, row
@@ -124,13 +124,15 @@ def _row(flow: Dataflow, atom: Any, size: Any) -> Any:
     operand, dims = eqn.invars[0], eqn.params["broadcast_dimensions"]
     if (
       len(eqn.invars) != 1
-      or not same(operand.aval.shape[-1:], [size])
+      or not provably_equal(operand.aval.shape[-1:], [size])
       or int(dims[-1]) != len(atom.aval.shape) - 1
     ):
       return None
     atom = operand
   return (
-    atom if same(atom.aval.shape[-1:], [size]) and all(map(is_one, atom.aval.shape[:-1])) else None
+    atom
+    if provably_equal(atom.aval.shape[-1:], [size]) and all(map(is_one, atom.aval.shape[:-1]))
+    else None
   )
 
 

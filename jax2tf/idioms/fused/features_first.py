@@ -14,7 +14,7 @@ import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 
-from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, provably_equal
 from jax2tf.idioms.fused._inline import substituted
 from jax2tf.idioms.fused._template import Templates
 from jax2tf.jaxprs import Eqn
@@ -45,7 +45,7 @@ def move_transpose_behind_vector(
   (out,), orders = (root.outvars, [(0, 1), (1, 0)] if root.primitive in COMMUTATIVE else [(0, 1)])
   for i, other in orders:
     value, row = root.invars[i], root.invars[other]
-    if (transpose := _transpose_to_first(flow, value)) is None or not same(
+    if (transpose := _transpose_to_first(flow, value)) is None or not provably_equal(
       value.aval.shape, out.aval.shape
     ):
       continue
@@ -97,7 +97,7 @@ def _features(flow: Dataflow, atom: Any, size: Any) -> Any:
   while (eqn := flow.producer(atom, P.broadcast_in_dim_p)) is not None and len(eqn.invars) == 1:
     atom, dims = eqn.invars[0], [dims[int(d)] for d in eqn.params["broadcast_dimensions"]]
   wide = [(d, n) for d, n in zip(dims, atom.aval.shape, strict=True) if not is_one(n)]
-  return atom if [d for d, _ in wide] == [1] and same([wide[0][1]], [size]) else None
+  return atom if [d for d, _ in wide] == [1] and provably_equal([wide[0][1]], [size]) else None
 
 
 IDIOMS = [
