@@ -23,26 +23,24 @@ from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.program import Emitter, Memory
 
 
-def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
-  """The results of `of.jaxpr`, which TensorFlow differentiates with JAX's derivatives.
+def call(derivative: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
+  """The results of `derivative.jaxpr`, which TensorFlow differentiates with JAX's derivatives.
 
   Args:
-    of: the function and its derivatives.
+    derivative: the function and its derivatives.
     run: emits programs, or calls them.
     primals: its arguments.
   """
-  if not (of.wrt and of.results):
-    return run(of.program, *primals)
-  function = _Differentiable(
-    of, run, primals, is_watched=any(_tf_compat.is_watched(primals[i]) for i in of.wrt)
-  )
-  if (
-    of.residuals_can_be_lazy
-    and not _tf_compat.is_saving()
-    and (numbering := run.with_value_numbering())
-  ):
-    return function.call(functools.partial(_results, of, numbering, primals), of.jaxpr)
-  return function.call(functools.partial(_forward, of, run, primals, function.is_watched), of.jaxpr)
+  if not (derivative.wrt and derivative.results):
+    return run(derivative.program, *primals)
+  is_watched = any(_tf_compat.is_watched(primals[i]) for i in derivative.wrt)
+  function = _Differentiable(derivative, run, primals, is_watched)
+  is_lazy = derivative.residuals_can_be_lazy and not _tf_compat.is_saving()
+  if is_lazy and (numbering := run.with_value_numbering()):
+    compute = functools.partial(_results, derivative, numbering, primals)
+  else:
+    compute = functools.partial(_forward, derivative, run, primals, is_watched)
+  return function.call(compute, derivative.jaxpr)
 
 
 # (emitter of a gradient function's graph) -> the residuals in that graph; or the error.
@@ -50,24 +48,26 @@ _Residuals = Callable[[Emitter], Sequence[tf.Tensor]] | Exception
 
 
 def _forward(
-  of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_watched: bool
+  derivative: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_watched: bool
 ) -> tuple[list[tf.Tensor], _Residuals]:
   """(results, residuals), both computed now; `is_watched` if a tape around is known to ask for
   derivatives."""
-  if isinstance(forward := of.forward, Exception):  # which matters only if the derivative is used
-    return run(of.program, *primals), forward
+  forward = derivative.forward
+  if isinstance(forward, Exception):  # which matters only if the derivative is used
+    return run(derivative.program, *primals), forward
   if forward.effects_error and not is_watched:
-    return run(of.program, *primals), forward.effects_error
-  n_out = len(of.jaxpr.out_avals)
+    return run(derivative.program, *primals), forward.effects_error
+  n_out = len(derivative.jaxpr.out_avals)
   outs = run(forward.program, *primals)
   residuals = _stop_gradients(run, outs[n_out:])
-  return outs[:n_out] if of.forward_equals_function else run(
-    of.program, *primals
-  ), lambda here: residuals
+  results = outs[:n_out]
+  if not derivative.forward_equals_function:
+    results = run(derivative.program, *primals)
+  return results, lambda here: residuals
 
 
 def _results(
-  of: Derivative, run: Memory, primals: Sequence[tf.Tensor]
+  derivative: Derivative, run: Memory, primals: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Tensor], _Residuals]:
   """(results, residuals). Residuals are computed when a tape needs them, in the same scope, reusing
   its tensors.
@@ -75,33 +75,35 @@ def _results(
   The graph may still grow while TensorFlow builds gradients, which capture more of its tensors. A
   function that is saved is complete.
   """
-  outs = run(of.program, *primals)
-  here, device, name_scope = (
-    next(scopes.scopes_around()),
-    primals[0].device,
-    f"{tf.get_current_name_scope()}/",
-  )
+  outs = run(derivative.program, *primals)
+  scope, device = next(scopes.scopes_around()), primals[0].device
+  name_scope = f"{tf.get_current_name_scope()}/"
 
   @functools.cache
   def residuals() -> list[tf.Tensor]:
     # TF 2.21: Grappler reorders products within a scope, which changes where they overflow.
-    with here.entered(), tf.device(device), tf.name_scope(name_scope):
-      return _stop_gradients(run, run.emit_reusing(_forward_of(of).program, *primals)[len(outs) :])
+    with scope.entered(), tf.device(device), tf.name_scope(name_scope):
+      everything = run.emit_reusing(_forward_of(derivative).program, *primals)
+      return _stop_gradients(run, everything[len(outs) :])
 
-  return (
-    outs,
-    lambda here: _recomputed(of, primals, here) if _tf_compat.is_saving() else residuals(),
-  )
+  def residuals_in(emitter: Emitter) -> list[tf.Tensor]:
+    return _recomputed(derivative, primals, emitter) if _tf_compat.is_saving() else residuals()
+
+  return outs, residuals_in
 
 
-def _recomputed(of: Derivative, primals: Sequence[tf.Tensor], here: Emitter) -> list[tf.Tensor]:
+def _recomputed(
+  derivative: Derivative, primals: Sequence[tf.Tensor], here: Emitter
+) -> list[tf.Tensor]:
   """The residuals, from the primals alone."""
-  return here(_forward_of(of).program, *map(tf.identity, primals))[len(of.jaxpr.out_avals) :]
+  return here(_forward_of(derivative).program, *map(tf.identity, primals))[
+    len(derivative.jaxpr.out_avals) :
+  ]
 
 
-def _forward_of(of: Derivative) -> Forward:
-  assert isinstance(of.forward, Forward)  # because there is a backward pass
-  return of.forward
+def _forward_of(derivative: Derivative) -> Forward:
+  assert isinstance(derivative.forward, Forward)  # because there is a backward pass
+  return derivative.forward
 
 
 @dataclass(frozen=True)
@@ -109,40 +111,42 @@ class _Differentiable:
   """A function applied to arguments, with its VJP and JVP for TensorFlow.
 
   Attributes:
-    of: the function and its derivatives.
+    derivative: the function and its derivatives.
     run: emits programs where the arguments are, or calls them.
     primals: the arguments.
     is_watched: whether a tape around is known to ask for derivatives.
   """
 
-  of: Derivative
+  derivative: Derivative
   run: Emitter
   primals: Sequence[tf.Tensor]
   is_watched: bool = False
 
   def call(
-    self, compute: Callable[[], tuple[list[tf.Tensor], _Residuals]], of: ClosedJaxpr
+    self, compute: Callable[[], tuple[list[tf.Tensor], _Residuals]], jaxpr: ClosedJaxpr
   ) -> list[tf.Tensor]:
-    """The results, with derivatives; `compute`, which has the effects of `of`, gives them and the
-    residuals."""
-    operands = [self.primals[i] for i in self.of.wrt]
+    """The results, with derivatives; `compute`, which has the effects of `jaxpr`, gives them and
+    the residuals."""
+    operands = [self.primals[i] for i in self.derivative.wrt]
     vjp, jvp = _in_scope("jax2tf_vjp", self.vjp), _in_scope("jax2tf_jvp", self.jvp)
-    return _tf_compat.with_derivatives(compute, operands, vjp, jvp, bool(of.effects))
+    return _tf_compat.with_derivatives(compute, operands, vjp, jvp, bool(jaxpr.effects))
 
   def vjp(self, residuals: _Residuals, *cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
     """Cotangents of the results -> those of the arguments."""
     if isinstance(residuals, Exception):
       return self._refuse(residuals)
-    if not self.of.saved_orders and patches.is_saved_gradient():
+    if not self.derivative.saved_orders and patches.is_saved_gradient():
       return self._refuse(
         LookupError(
           "the SavedModel holds no derivative of this order: save it with a larger gradient_orders"
         )
       )
-    with_cotangent = tuple(i for i in self.of.results if not patches.is_missing(cotangents[i]))
-    if isinstance(backward := self.of.backward(with_cotangent), Exception):
+    with_cotangent = tuple(
+      i for i in self.derivative.results if not patches.is_missing(cotangents[i])
+    )
+    if isinstance(backward := self.derivative.backward(with_cotangent), Exception):
       return self._refuse(backward)
-    if not self.is_watched and (error := _forward_of(self.of).effects_error):
+    if not self.is_watched and (error := _forward_of(self.derivative).effects_error):
       return self._refuse(error)
     here = self.run.in_current_graph()
     # Identities, because a nested gradient function may only close over tensors of its own graph.
@@ -151,7 +155,7 @@ class _Differentiable:
       tf.identity(_conjugate(cotangents[i]), f"jax2tf_arg_{len(own) + i}") for i in with_cotangent
     ]
 
-    pullback, arguments = self.of.pullback(with_cotangent), [*own, *seeds]
+    pullback, arguments = self.derivative.pullback(with_cotangent), [*own, *seeds]
 
     def compute() -> tuple[list[tf.Tensor], _Residuals]:
       results = here(backward.program, *map(_tf_compat.captured, residuals(here)), *seeds)
@@ -160,11 +164,11 @@ class _Differentiable:
     cotangents_in = _Differentiable(pullback, here, arguments).call(compute, backward.program.jaxpr)
     named = [
       tf.identity(_conjugate(x), "jax2tf_out")
-      for x in nans.checked(cotangents_in, f"the gradient of '{self.of.function}'")
+      for x in nans.checked(cotangents_in, f"the gradient of '{self.derivative.function}'")
     ]
     return [
       x if i in backward.nonzero else patches.missing(x)
-      for i, x in zip(self.of.wrt, named, strict=True)
+      for i, x in zip(self.derivative.wrt, named, strict=True)
     ]
 
   def _refuse(self, error: Exception) -> Sequence[tf.Tensor]:
@@ -172,10 +176,10 @@ class _Differentiable:
     InvalidArgumentError with the same message."""
     if not _tf_compat.is_saving():
       raise without_traceback(error)
-    if not self.of.subject.is_recomputed:
+    if not self.derivative.subject.is_recomputed:
       warn_user(
-        f"the SavedModel is written without the gradient of '{self.of.function}', which has none: "
-        f"{error}. To save it without "
+        f"the SavedModel is written without the gradient of '{self.derivative.function}', which "
+        f"has none: {error}. To save it without "
         "this warning, convert with with_gradient=False"
       )
     # TensorFlow rejects a fill that is known to fail, so the condition has a value in the loaded
@@ -185,7 +189,7 @@ class _Differentiable:
       like = functools.cache(lambda shape, dtype: tf.fill(shape, tf.zeros([], dtype)))
       # Built from shapes, not from the primals, which would become arguments of the saved function.
       # The assertion fails first.
-      wrt = [self.primals[i] for i in self.of.wrt]
+      wrt = [self.primals[i] for i in self.derivative.wrt]
       return [
         like(tuple(x.shape.as_list()), x.dtype) if x.shape.is_fully_defined() else tf.identity(x)
         for x in wrt
@@ -195,12 +199,12 @@ class _Differentiable:
     """Tangents of the arguments -> those of the results."""
     by_position = dict(
       zip(
-        self.of.results,
-        call(self.of.pushforward, self.run.in_current_graph(), *self.primals, *tangents),
+        self.derivative.results,
+        call(self.derivative.pushforward, self.run.in_current_graph(), *self.primals, *tangents),
         strict=True,
       )
     )
-    return [by_position.get(i) for i in range(len(self.of.jaxpr.out_avals))]
+    return [by_position.get(i) for i in range(len(self.derivative.jaxpr.out_avals))]
 
 
 def _in_scope(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ Env = dict[Any, tf.Tensor]
 Name = int
 
 
-class Values:
+class ValueNumbers:
   """The values of one graph and of the branches and bodies inside it, and their tensors.
 
   A name is that of a value everywhere. A tensor belongs to the scope that made it: only this scope
@@ -73,7 +73,7 @@ class Values:
     self._tensors.setdefault((scopes.scope_of(tensor), name), tensor)
 
 
-class Naming:
+class JaxprNumbering:
   """The values of the variables of one jaxpr, as it is emitted.
 
   Args:
@@ -82,7 +82,7 @@ class Naming:
     env: the tensors of the variables, where there are some.
   """
 
-  def __init__(self, values: Values, jaxpr: Any, env: Env):
+  def __init__(self, values: ValueNumbers, jaxpr: Any, env: Env):
     self._values, self._env = values, env
     self._made_by = {v: (eqn, i) for eqn in opened(jaxpr).eqns for i, v in enumerate(eqn.outvars)}
     self._known: dict[Any, Name] = {}
@@ -146,7 +146,7 @@ class WorkList:
 class NamedWorkList(WorkList):
   """All equations of a program, which get names as they are emitted."""
 
-  def __init__(self, eqns: Sequence[Eqn], names: Naming):
+  def __init__(self, eqns: Sequence[Eqn], names: JaxprNumbering):
     super().__init__(eqns)
     self._names = names
 
@@ -161,7 +161,7 @@ class LazyWorkList(NamedWorkList):
   results. The others follow on demand.
   """
 
-  def __init__(self, program: Program, env: Env, names: Naming):
+  def __init__(self, program: Program, env: Env, names: JaxprNumbering):
     self._made_by = {v: eqn for eqn in program.equations for v in eqn.outvars}
     first = [eqn for eqn in program.equations if eqn.effects or inner_jaxprs(eqn)]
     super().__init__([*first, *self._producers(program.jaxpr.outvars)], names)
@@ -202,12 +202,12 @@ class Numbering:
     reuses: whether a value that is there is not computed again.
   """
 
-  values: Values = field(default_factory=Values)
+  values: ValueNumbers = field(default_factory=ValueNumbers)
   reuses: bool = False
 
   def work(self, program: Program, env: Env) -> WorkList:
     """The equations of a program to emit, given the tensors of its operands."""
-    names = Naming(self.values, program.jaxpr, env)
+    names = JaxprNumbering(self.values, program.jaxpr, env)
     return (
       LazyWorkList(program, env, names) if self.reuses else NamedWorkList(program.equations, names)
     )

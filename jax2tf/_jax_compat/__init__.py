@@ -357,7 +357,7 @@ def called(params: dict[str, Any]) -> Callable[..., Any]:
   return getattr(callback, "callback_func", callback)
 
 
-def printed_text(holes: Sequence[Any], params: dict[str, Any]) -> str:
+def printed_text(operands: Sequence[Any], params: dict[str, Any]) -> str:
   """The text of `jax.debug.print`, with these values as the operands of the equation."""
   fmt = params["fmt"]
 
@@ -370,7 +370,7 @@ def printed_text(holes: Sequence[Any], params: dict[str, Any]) -> str:
 
   texts: list[str] = []
   callback = lambda *args, **kwargs: texts.append(text(*args, **kwargs))  # noqa: E731
-  _debugging._make_flat_callback(params["in_tree"], callback, params["static_args"])(*holes)
+  _debugging._make_flat_callback(params["in_tree"], callback, params["static_args"])(*operands)
   return texts[0]
 
 

@@ -27,7 +27,7 @@ class Text:
   """The text that TensorFlow prints in a saved file.
 
   Attributes:
-    template: with a `HOLE` for each operand.
+    template: with `PLACEHOLDER` for each operand.
     operands: positions of these among the operands of the callback.
     summarize: as of tf.strings.format: how many elements at both ends of each dimension, -1 for
       all.
@@ -39,7 +39,7 @@ class Text:
   summarize: int
   stream: str
 
-  HOLE = "\x00"  # a character that printed text does not contain
+  PLACEHOLDER = "\x00"  # a character that printed text does not contain
   ASSERTION = "assertion"
 
 
@@ -196,7 +196,10 @@ def _say(callback: Callback, text: Text, node: Any, nodes: Any, first_result: st
     form.input.append(name)
     form.attr["T"].list.type.append(dtype.as_datatype_enum)
   form.input.extend(node.input[len(data) :])
-  form.attr["template"].s, form.attr["placeholder"].s = text.template.encode(), Text.HOLE.encode()
+  form.attr["template"].s, form.attr["placeholder"].s = (
+    text.template.encode(),
+    Text.PLACEHOLDER.encode(),
+  )
   form.attr["summarize"].i = text.summarize
   name, printed = form.name.removesuffix("/text"), form.name + first_result
   node.Clear()

@@ -12,7 +12,7 @@ import tensorflow as tf
 from jax2tf._tf_compat.callbacks import Text
 
 
-class _Hole:
+class _Placeholder:
   """Placeholder for an operand in a formatted text; records that it was used."""
 
   def __init__(self, number: int, used: list[int]):
@@ -20,7 +20,7 @@ class _Hole:
 
   def __repr__(self) -> str:
     self._used.append(self._number)
-    return Text.HOLE
+    return Text.PLACEHOLDER
 
   def __format__(self, spec: str) -> str:
     return repr(self)
@@ -33,7 +33,7 @@ def text_of(
   operand, such as "{x.shape}"."""
   used: list[int] = []
   try:
-    template = words([_Hole(i, used) for i in range(len(operands))]) + end
+    template = words([_Placeholder(i, used) for i in range(len(operands))]) + end
   except (AttributeError, IndexError, KeyError, TypeError, ValueError):
     return None
   sizes = [
