@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf import conversion, derivative, tf_calls, trace
+from jax2tf import conversion, derivative_jaxprs, tf_calls, trace
 from jax2tf.converters import saved_model
 from jax2tf.converters.export.source import Source
 
@@ -176,7 +176,7 @@ def differentiated(converted):
 
 
 FORGETTING = {
-  "results with a cotangent": (derivative, "_MOST_DERIVATIVES", 4),
+  "results with a cotangent": (derivative_jaxprs, "_MOST_DERIVATIVES", 4),
   "eager functions": (conversion, "_MOST_EAGER_FUNCTIONS", 4),
 }
 
@@ -195,7 +195,7 @@ def test_a_cache_of_derivatives_that_forgets_warns_once(name, monkeypatch):
 
 
 def test_watched_arguments(monkeypatch):
-  monkeypatch.setattr(derivative, "_MOST_DERIVATIVES", 2)
+  monkeypatch.setattr(derivative_jaxprs, "_MOST_DERIVATIVES", 2)
   converted = jax2tf.convert(lambda a, b: a * b)
   a, b = tf.constant(X), tf.constant(X)
   with pytest.warns(
