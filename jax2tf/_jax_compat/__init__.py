@@ -184,6 +184,11 @@ def physical_aval(aval: Any) -> Any:
   return _core.physical_aval(aval)
 
 
+def key_implementation(dtype: Any) -> Any:
+  """The implementation of the dtype of typed PRNG keys, as JAX's functions of raw keys take it."""
+  return dtype._impl
+
+
 def lowered_function(primitive: Primitive) -> Callable[..., Any] | None:
   """The JAX function from which `mlir.lower_fun` made the lowering of a primitive; None for other
   lowerings, or none."""

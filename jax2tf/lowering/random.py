@@ -80,7 +80,8 @@ def _on_words(
   """Lowers a function of raw key data, batched over all keys; it gets the implementation as an
   argument."""
   keys_aval, *others = ctx.avals_in
-  fun = functools.partial(fun.func, impl=keys_aval.dtype._impl, ndim=keys_aval.ndim, **fun.keywords)
+  impl = _jax_compat.key_implementation(keys_aval.dtype)
+  fun = functools.partial(fun.func, impl=impl, ndim=keys_aval.ndim, **fun.keywords)
   return ctx.lower_fun(fun, keys, *operands, avals=[_jax_compat.physical_aval(keys_aval), *others])
 
 

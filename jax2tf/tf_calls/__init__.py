@@ -275,7 +275,7 @@ class _Call:
     declared = [None] * len(outs) if self._declared is None else self._declared[0]
     results = [self._result(y, aval) for y, aval in zip(outs, declared, strict=True)]
     keys = [key_dtype_of(y) for y in outs]
-    self._out = tree, [None if k is None else k._impl for k in keys]
+    self._out = tree, [None if k is None else _jax_compat.key_implementation(k) for k in keys]
     return results
 
   def _result(self, y: Any, declared: Any) -> tf.Tensor:
