@@ -197,7 +197,7 @@ class _Calls:
 
   def __init__(self, fun: Callable[..., Any], options: Options, declared: Any):
     self._make = functools.partial(_Call, fun, options, declared)
-    self._made: BoundedCache[Any, _Call] = BoundedCache(
+    self._calls: BoundedCache[Any, _Call] = BoundedCache(
       _MAX_SIGNATURES, functools.partial(_warn_of_many_signatures, fun)
     )
 
@@ -208,7 +208,7 @@ class _Calls:
     except (TypeError, ValueError):
       described = tuple(map(describe, leaves, argument_paths((args, kwargs))))
     key = (tree, described, bool(jax.config.jax_enable_x64))
-    return self._made.get(key, lambda: self._make(tree, described)), leaves
+    return self._calls.get(key, lambda: self._make(tree, described)), leaves
 
 
 class _Call:

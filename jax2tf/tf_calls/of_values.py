@@ -101,14 +101,14 @@ class _Copies:
 
   def __init__(self, function: Any):
     self._functions = {_name(f): f for f in _with_children(function)}
-    self._made: dict[Any, tuple[Any, Values]] = {}
+    self._copied: dict[Any, tuple[Any, Values]] = {}
 
   def copy(self, name: str, values: Values) -> tuple[Any, Values]:
     """(a copy of the function `name`, which of its results are values in place of handles)."""
     key = name, tuple(sorted(values.items()))
-    if key not in self._made:
-      self._made[key] = self._copy(self._functions[name], values)
-    return self._made[key]
+    if key not in self._copied:
+      self._copied[key] = self._copy(self._functions[name], values)
+    return self._copied[key]
 
   def arguments(self, name: str) -> int:
     """How many the function `name` has."""

@@ -124,7 +124,7 @@ def test_formulas_of_64_bits(formula):
     values = DimensionValues(
       {str(v): tf.constant(size) for v, size in zip(variables, sizes, strict=True)}, lower
     )
-    assert int(values.wide(dim)) == FORMULAS[formula](*sizes)
+    assert int(values.wide_value(dim)) == FORMULAS[formula](*sizes)
 
 
 def lower(jaxpr, *tensors):
