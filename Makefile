@@ -101,8 +101,8 @@ coverage: $(VENV)/.examples
 
 conformance: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.conformance
-	$(RUN) -m jax2tf.tools.lab.fuzz --workers=2
-	$(RUN) -m jax2tf.tools.lab.fuzz --control --workers=2
+	$(RUN) -m jax2tf.tools.lab.fuzz
+	$(RUN) -m jax2tf.tools.lab.fuzz --control
 
 # Those of the release that is installed: git archive jax-v0.10.2 tests | tar x. An hour each at most; a second run goes on.
 jax-tests: $(VENV)/.dev

@@ -37,13 +37,6 @@ def measured(**rates: float) -> dict[str, Any]:
   }
 
 
-def killed(**changes: Any) -> dict[str, Any]:
-  each = {"after": [1], "failed": False, "wrong": "", "files": 4, "temporary": []}
-  moments = {moment: each | {"killed": int(moment != "never")} for moment in bounds.MOMENTS}
-  moments["write"] |= changes
-  return moments | {"rows": 100, "one_checksum": changes.get("one_checksum", True)}
-
-
 MILLIONS = {
   "rows": 9,
   "seconds": 150.0,
@@ -52,7 +45,6 @@ MILLIONS = {
   "last_by_first": 0.95,
   "megabytes": [700.0, 710.0],
 }
-BEAM = "Beam's DirectRunner"
 MISSED = [
   ("encoder", measured(), []),
   (
@@ -70,16 +62,6 @@ MISSED = [
     ["mlp, smallest share of a Ray actor: 0.30, required >= 0.4"],
   ),
   ("engines", measured() | {"faults": ["mlp, spark: no Java"]}, ["mlp, spark: no Java"]),
-  ("kills", {"Ray": killed(), "load_at_end": 0.5}, []),
-  ("kills", {"Ray": killed(killed=0)}, ["kills, Ray, write: 0 processes were killed"]),
-  ("kills", {"Ray": killed(one_checksum=False)}, ["kills, Ray: the results of its runs differ"]),
-  ("kills", {"Ray": killed(temporary=["left"])}, ["kills, Ray, write: it left left"]),
-  ("kills", {"Ray": killed(wrong="9 rows went in")}, ["kills, Ray, write: 9 rows went in"]),
-  (
-    "kills",
-    {BEAM: killed()},
-    [f"kills, {BEAM}, {moment}: the run did not fail" for moment in ("write", "middle")],
-  ),
   ("millions", MILLIONS, []),
   (
     "millions",
@@ -94,7 +76,7 @@ MISSED = [
   (
     "millions",
     MILLIONS | {"window_seconds": 30.0},
-    ["millions: the rates are of 30 s, required >= 60; give more --rows"],
+    ["millions: the rates are of 30 s, required >= 60"],
   ),
 ]
 

@@ -35,7 +35,6 @@ RATIOS: dict[str, list[tuple[str, str, float]]] = {
 }
 SHARE = 0.4  # of the rows, for each of two Ray actors
 _LAST_BY_FIRST, _GROWTH_OF_WORKERS, _WINDOW = 0.9, 1.1, 60.0
-NEVER, WRITE, MIDDLE = MOMENTS = ("never", "write", "middle")
 
 
 def machine() -> dict[str, float]:
@@ -93,11 +92,6 @@ def ratios(per_second: Mapping[str, Sequence[float]], way: str, other: str) -> l
   return [a / b for a, b in zip(per_second.get(way, []), per_second.get(other, []), strict=False)]
 
 
-def killed_ways(kills: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-  """(way, its runs) of the part `kills`, which also has the load of the machine."""
-  return ((name, each) for name, each in kills.items() if name != "load_at_end")
-
-
 def missed(part: str, found: Mapping[str, Any]) -> Iterator[str]:
   """What a part of the measurements of batches failed to do, and the bounds that it misses."""
   yield from found.get("faults", ())
@@ -109,9 +103,6 @@ def missed(part: str, found: Mapping[str, Any]) -> Iterator[str]:
   share = min(found.get("ray_shares", ()), default=0)
   if part in RATIOS and share < SHARE:
     yield f"{part}, smallest share of a Ray actor: {share:.2f}, required >= {SHARE}"
-  if part == "kills":
-    for name, kills in killed_ways(found):
-      yield from _of_kills(name, kills)
   if part == "millions":
     first, last = found["megabytes"]
     ratio, window = found["last_by_first"], found["window_seconds"]
@@ -120,24 +111,4 @@ def missed(part: str, found: Mapping[str, Any]) -> Iterator[str]:
     if last > _GROWTH_OF_WORKERS * first:
       yield f"millions: memory grew from {first:.0f} to {last:.0f} MB"
     if window < _WINDOW:
-      yield (
-        f"millions: the rates are of {window:.0f} s, required >= {_WINDOW:.0f}; give more --rows"
-      )
-
-
-def _of_kills(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-  """What a way has to show after kills, and does not. One that may fail has to leave no result."""
-  may_fail = name.startswith("Beam")
-  for moment in MOMENTS:
-    each, killing = found[moment], moment != NEVER
-    problems = {
-      f"{each['killed']} processes were killed": each["killed"] != killing,
-      f"the run {'failed' if each['failed'] else 'did not fail'}": each["failed"]
-      != (may_fail and killing),
-      f"it failed, and left {each['files']} result files": each["failed"] and each["files"],
-      each["wrong"]: each["wrong"],
-      f"it left {', '.join(each['temporary'])}": each["temporary"] and not each["failed"],
-    }
-    yield from (f"kills, {name}, {moment}: {what}" for what, is_so in problems.items() if is_so)
-  if not found["one_checksum"]:
-    yield f"kills, {name}: the results of its runs differ"
+      yield (f"millions: the rates are of {window:.0f} s, required >= {_WINDOW:.0f}")

@@ -23,47 +23,19 @@ _CASES_PER_WORKER = 400
 _PATIENCE = 600
 
 
+# The ways in which every case runs, and those in which a seeded sample of so many cases runs.
+_WAYS = ("graph", "gradient")
+_SAMPLED_WAYS, _SAMPLE = ("eager", "xla", "second"), 1000
+
+
 @click.command
-@click.option(
-  "--workers",
-  "processes",
-  type=click.IntRange(1),
-  default=2,
-  help="The number of parallel processes.",
-)
-@click.option(
-  "--groups",
-  default="",
-  callback=commas,
-  help="Run only these groups (primitives); by default all.",
-)
-@click.option(
-  "--ways",
-  default="graph,gradient",
-  callback=commas,
-  help="The ways to run every case: graph, eager, xla, gradient, second, empty.",
-)
-@click.option(
-  "--sampled_ways",
-  default="eager,xla,second",
-  callback=commas,
-  help="The ways in which to run a seeded sample of the cases.",
-)
-@click.option(
-  "--fresh/--nofresh", default=False, help="Discard earlier results of the chosen cases."
-)
-@click.option("--sample", type=click.IntRange(1), default=1000, help="The size of the sample.")
-def main(
-  processes: int,
-  groups: list[str],
-  ways: list[str],
-  sampled_ways: list[str],
-  fresh: bool,
-  sample: int,
-) -> None:
+@click.option("--groups", default="", callback=commas, help="Run only these groups (primitives).")
+@click.option("--fresh", is_flag=True, help="Discard earlier results of the chosen cases.")
+def main(groups: list[str], fresh: bool) -> None:
   """Runs the missing cases and writes the report."""
   everything = harnesses.load()
-  cases_of = [(sorted(everything), ways), (harnesses.sample(sample, seed=0), sampled_ways)]
+  sample = harnesses.sample(_SAMPLE, seed=0)
+  cases_of = [(sorted(everything), _WAYS), (sample, _SAMPLED_WAYS)]
   chosen = [(name, way) for names, ways in cases_of for name in names for way in ways]
   if groups:
     chosen = [case for case in chosen if everything[case[0]].group_name in groups]
@@ -75,7 +47,7 @@ def main(
     key=("harness", "way"),
     again=lambda row: row["status"] == "fail" or _MIXED_UP in str(row["detail"]),
     fresh=fresh,
-    processes=processes,
+    processes=2,
     renewed_after=_CASES_PER_WORKER,
     seconds=_PATIENCE,
   )

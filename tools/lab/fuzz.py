@@ -27,6 +27,7 @@ from jax2tf.tools.lab.options import commas
 
 # Workers are renewed, because TensorFlow and JAX never free compiled functions.
 _PROGRAMS_PER_WORKER = 250
+_PROGRAMS, _STEPS = 2000, 8
 # A program that takes longer, in seconds, hangs.
 _PATIENCE = 60
 # The number of programs that hypothesis may try to shrink one mismatch.
@@ -145,47 +146,12 @@ def _lost(error: workers.LostError, _: int, seed: int, *__: Any) -> dict[str, An
 
 
 @click.command
-@click.option("--programs", type=click.IntRange(1), default=2000, help="The number of programs.")
-@click.option(
-  "--seed", type=int, default=0, help="The seed of the first batch; each batch takes the next one."
-)
-@click.option(
-  "--workers",
-  "processes",
-  type=click.IntRange(1),
-  default=1,
-  help="The number of parallel processes.",
-)
-@click.option(
-  "--functions",
-  "functions_of",
-  default="",
-  callback=commas,
-  help="Use only these functions; by default all.",
-)
-@click.option(
-  "--steps", type=click.IntRange(1), default=8, help="The largest number of functions in a program."
-)
-@click.option(
-  "--control/--nocontrol",
-  default=False,
-  help="Programs with control flow and derivatives, in place of straight lines.",
-)
-@click.option(
-  "--record/--norecord",
-  default=True,
-  help="Write docs/reports/data/fuzz.json, or fuzz-control.json.",
-)
-def main(
-  programs: int,
-  seed: int,
-  processes: int,
-  functions_of: list[str],
-  steps: int,
-  control: bool,
-  record: bool,
-) -> None:
-  """Runs all batches, prints the mismatches and records the counts."""
+@click.option("--programs", type=click.IntRange(1), default=_PROGRAMS, help="How many programs.")
+@click.option("--seed", type=int, default=0, help="Of the first batch; each takes the next one.")
+@click.option("--functions", "names", default="", callback=commas, help="Use only these functions.")
+@click.option("--control", is_flag=True, help="Programs with control flow and derivatives.")
+def main(programs: int, seed: int, names: list[str], control: bool) -> None:
+  """Runs all batches, prints the mismatches, and records the counts of a whole run."""
   whole, rest = divmod(programs, _PROGRAMS_PER_WORKER)
   counts = [_PROGRAMS_PER_WORKER] * whole + [rest] * bool(rest)
   total, functions, failures = (
@@ -194,12 +160,12 @@ def main(
     dict[tuple[str, str], tuple[str, ...]](),
   )
   run: Any = _run_control_batch if control else _run_batch
-  more = () if control else (functions_of, steps)
+  more = () if control else (names, _STEPS)
   batches = [(count, seed + i, *more) for i, count in enumerate(counts)]
   with tqdm.tqdm(
     total=programs, desc=f"JAX {jax.__version__} random programs", unit="program"
   ) as report:
-    for result in workers.each(run, batches, _lost, processes=processes, renewed_after=1):
+    for result in workers.each(run, batches, _lost, processes=2, renewed_after=1):
       total += result["programs"]
       functions.update(result["functions"])
       for kind, name, detail, program in result["failures"]:
@@ -207,7 +173,7 @@ def main(
           failures[kind, name] = (detail, program)
           tqdm.tqdm.write(f"MISMATCH ({kind}) {name}: {detail}\n  {program}\n")
       report.update(result["programs"])
-  if record and not functions_of:
+  if programs == _PROGRAMS and not names:
     _record("fuzz-control" if control else "fuzz", total, seed, functions, failures)
   print(
     f"{total} programs, {sum(functions.values())} steps of {len(functions)} functions, "

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -19,6 +18,7 @@ import numpy as np
 
 from jax2tf.converters.bundle import calls
 from jax2tf.converters.onnx import bfloat16
+from jax2tf.tools.lab import environments
 from tests.support.runtimes import REPOSITORY
 
 FOLDER = REPOSITORY / "build" / "onnx-runtimes"
@@ -79,23 +79,8 @@ class Release:
     Raises:
       RuntimeError: pip has no such release for any of the interpreters. It quotes pip.
     """
-    environment = FOLDER / f"1.{number}"
-    python, done = environment / "bin" / "python", environment / "installed"
-    said = "none is there"
-    for interpreter in () if done.exists() else filter(shutil.which, interpreters):
-      # An environment's own pip would take longer to install than the release.
-      venv = [interpreter, "-m", "venv", "--clear", "--without-pip", str(environment)]
-      subprocess.run(venv, check=True)
-      pip = [interpreter, "-m", "pip", "--python", str(python), "install", "-q"]
-      packages = ["--disable-pip-version-check", f"onnxruntime==1.{number}.*", _NUMPY]
-      run = subprocess.run([*pip, *packages], capture_output=True, text=True, check=False)
-      if run.returncode == 0:
-        done.touch()
-        break
-      said = run.stderr.strip()
-    if not done.exists():
-      raise RuntimeError(f"ONNX Runtime 1.{number} for {', '.join(interpreters)}: {said[-500:]}")
-    return cls(number, python)
+    requirements = (f"onnxruntime==1.{number}.*", _NUMPY)
+    return cls(number, environments.installed(FOLDER / f"1.{number}", requirements, interpreters))
 
   def opens(self, model: pathlib.Path) -> bool:
     """Whether the release opens a model."""

@@ -1,6 +1,6 @@
 """Exported files in ONNX Runtime 1.13 to 1.32: docs/reports/targets.md; needs a checkout.
 
-Usage: python -m jax2tf.tools.lab.onnx_runtimes [--python=python3.10,python3.11] [--again]
+Usage: python -m jax2tf.tools.lab.onnx_runtimes [--python=python3.10,python3.11]
 
 It exports the zoo, each row of the replacements, and JAX's harnesses of each primitive in a few
 dtypes. Each file runs in each release, on the inputs that the export compared, against JAX. The
@@ -38,6 +38,8 @@ from tests.support import models, replacement_rows
 
 NUMBERS = tuple(range(13, 33))  # opset 18 opens from 1.14 on
 _SUBJECTS_PER_WORKER = 100
+_CASES = 3  # of each primitive, of different dtypes
+_PATIENCE = 600  # seconds for one subject
 
 
 def subjects(cases: int) -> list[str]:
@@ -169,27 +171,20 @@ def _lost(error: workers.LostError, *_: Any) -> dict[str, Any]:
   callback=commas,
   help="Python interpreters; a release is installed for the first for which pip has it.",
 )
-@click.option(
-  "--subjects", "pattern", default="", help="Run only subjects that match this expression."
-)
-@click.option(
-  "--cases", type=click.IntRange(0), default=3, help="The number of cases of each primitive."
-)
-@click.option("--again", is_flag=True, help="Run subjects that have a row, too.")
-@click.option("--seconds", type=click.IntRange(1), default=600, help="The time limit of a subject.")
-def main(python: list[str], pattern: str, cases: int, again: bool, seconds: int) -> None:
-  """Runs the missing subjects and writes the report."""
+@click.option("--subjects", "pattern", default="", help="Run those that match it again.")
+def main(python: list[str], pattern: str) -> None:
+  """Runs subjects without a row and writes the report."""
   releases = _releases(NUMBERS, tuple(python))
-  every = subjects(cases)
-  known = {} if again else reports.read("onnx-runtimes").get(jax.__version__, {})
-  wanted = [name for name in every if re.search(pattern, name) and name not in known]
+  every = subjects(_CASES)
+  known = reports.read("onnx-runtimes").get(jax.__version__, {})
+  wanted = [name for name in every if name not in known or (pattern and re.search(pattern, name))]
   tasks = [(name, NUMBERS, python) for name in wanted]
   with tqdm.tqdm(total=len(tasks), unit="file") as progress:
     for name, found in workers.each(
       _named,
       tasks,
       lambda error, name, *_: (name, _lost(error)),
-      seconds=seconds,
+      seconds=_PATIENCE,
       renewed_after=_SUBJECTS_PER_WORKER,
       processes=3,
     ):

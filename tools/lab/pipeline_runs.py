@@ -205,46 +205,40 @@ def beam_elements(name: str, model: str, files: Sequence[str], target: str) -> l
   return _spans(target, time.time())
 
 
-def beam(**options: Any) -> Callable[..., list[Span]]:
-  """Runs tables through Beam's DirectRunner with these options."""
+def beam(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
+  """Tables through Beam's DirectRunner."""
+  sys.modules["jax"] = None  # type: ignore[assignment]
+  import apache_beam  # noqa: PLC0415
+  import pyarrow.parquet as pq  # noqa: PLC0415
+  from apache_beam.options.pipeline_options import PipelineOptions  # noqa: PLC0415
 
-  def run(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
-    sys.modules["jax"] = None  # type: ignore[assignment]
-    import apache_beam  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-    from apache_beam.options.pipeline_options import PipelineOptions  # noqa: PLC0415
+  from jax2tf.tools.batch import on_beam  # noqa: PLC0415
+  from jax2tf.tools.batch.engines import Rows  # noqa: PLC0415
 
-    from jax2tf.tools.batch import on_beam  # noqa: PLC0415
-    from jax2tf.tools.batch.engines import Rows  # noqa: PLC0415
+  spans = f"{target}.spans"  # one line for each table, from any process
 
-    spans = f"{target}.spans"  # one line for each table, from any process
+  def tables() -> Any:
+    inner = on_beam.tables(model)
 
-    def tables() -> Any:
-      inner = on_beam.tables(model)
+    class Timed(type(inner)):  # type: ignore[misc]
+      def process(self, table: Any) -> Any:
+        begin = time.time()
+        yield from super().process(table)
+        with open(spans, "a", encoding="utf-8") as file:
+          file.write(json.dumps((os.getpid(), begin, time.time(), table.num_rows)) + "\n")
 
-      class Timed(type(inner)):  # type: ignore[misc]
-        def process(self, table: Any) -> Any:
-          begin = time.time()
-          yield from super().process(table)
-          with open(spans, "a", encoding="utf-8") as file:
-            file.write(json.dumps((os.getpid(), begin, time.time(), table.num_rows)) + "\n")
+    return Timed()
 
-      return Timed()
-
-    schema = Rows(model).arrow(pq.read_table(files[0]).slice(0, 1)).schema
-    with apache_beam.Pipeline(
-      options=PipelineOptions([], runner="FnApiRunner", **options)
-    ) as pipeline:
-      read = pipeline | apache_beam.io.ReadFromParquetBatched(
-        f"{pathlib.Path(files[0]).parent}/*.parquet"
-      )
-      found = read | apache_beam.ParDo(tables())
-      _ = found | apache_beam.io.WriteToParquetBatched(
-        f"{target}/part", schema, file_name_suffix=".parquet"
-      )
-    return _spans(target, time.time())
-
-  return run
+  schema = Rows(model).arrow(pq.read_table(files[0]).slice(0, 1)).schema
+  with apache_beam.Pipeline(options=PipelineOptions([], runner="FnApiRunner")) as pipeline:
+    read = pipeline | apache_beam.io.ReadFromParquetBatched(
+      f"{pathlib.Path(files[0]).parent}/*.parquet"
+    )
+    found = read | apache_beam.ParDo(tables())
+    _ = found | apache_beam.io.WriteToParquetBatched(
+      f"{target}/part", schema, file_name_suffix=".parquet"
+    )
+  return _spans(target, time.time())
 
 
 WAYS: dict[str, Callable[..., list[Span]]] = {
@@ -252,8 +246,7 @@ WAYS: dict[str, Callable[..., list[Span]]] = {
   "bare2": bare(2),
   "dask": dask,
   "ray": ray,
-  "beam": beam(),
-  "beam-processes": beam(direct_num_workers=2, direct_running_mode="multi_processing"),
+  "beam": beam,
   "beam-elements": beam_elements,
   "spark": spark,
 }

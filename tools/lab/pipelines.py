@@ -1,10 +1,9 @@
 """Runs files of rows through models with `jax2tf batch`, bare processes and engines:
 docs/reports/serving.md.
 
-Usage: python -m jax2tf.tools.lab.pipelines [--parts=mlp,encoder,engines,kills,millions] --beam
-PYTHON --spark PYTHON. With --resume it skips parts that the report has. All ways run once in each
-round; a ratio is of two rates of one round. What fails or misses its bound is listed at the end,
-with the exit code 1.
+Usage: python -m jax2tf.tools.lab.pipelines [--parts=mlp,encoder,engines,millions] --beam
+PYTHON --spark PYTHON. All ways run once in each round; a ratio is of two rates of one round. What
+fails or misses its bound is listed at the end, with the exit code 1.
 """
 
 from __future__ import annotations
@@ -23,23 +22,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
-import jax
 import numpy as np
 import psutil
 
 from jax2tf.tools.batch import THREADS
-from jax2tf.tools.lab import (
-  bounds,
-  options,
-  pages,
-  pipeline_data,
-  pipeline_kills,
-  pipeline_runs,
-  reports,
-)
+from jax2tf.tools.lab import bounds, options, pages, pipeline_data, pipeline_runs, reports
 
-_PARTS = ("mlp", "encoder", "engines", "kills", "millions")
-_ENGINE_ROWS = 32_000
+_PARTS = ("mlp", "encoder", "engines", "millions")
+_ROUNDS, _ENGINE_ROWS = 3, 32_000
+_PYTHON = click.Path(exists=True, dir_okay=False)
 _SECONDS = 180.0  # that `millions` is to last
 _EACH = 1_000_000  # rows of a file of `millions`
 # writes the results to a folder -> "seconds", "start" and "shares"
@@ -154,7 +145,7 @@ def _run(python: str, *words: str) -> dict[str, Any]:
   """What a run of `pipeline_runs` prints.
 
   Raises:
-    pipeline_kills.RunError: it failed; the message has the last line that it wrote.
+    RuntimeError: it failed; the message has the last line that it wrote.
     subprocess.TimeoutExpired: it did not end.
   """
   command = [python, "-m", pipeline_runs.__name__, *words]
@@ -167,7 +158,7 @@ def _run(python: str, *words: str) -> dict[str, Any]:
     errors.seek(0)
     last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
   if done.returncode:
-    raise pipeline_kills.RunError(f"it ended with {done.returncode}: {''.join(last)[:300]}")
+    raise RuntimeError(f"it ended with {done.returncode}: {''.join(last)[:300]}")
   # Ray and Beam also print to standard output.
   found: dict[str, Any] = json.loads(
     done.stdout[done.stdout.rindex(b'{"seconds"') :].splitlines()[0]
@@ -175,46 +166,14 @@ def _run(python: str, *words: str) -> dict[str, Any]:
   return found
 
 
-def kills(work: pathlib.Path, beam: str | None) -> dict[str, Any]:
-  """Kills a worker during a write and in the middle, for `jax2tf batch` and each engine."""
-  model, source = pipeline_kills.prepare(work)
-  engine = _engines("small", model, pathlib.Path(source))
-
-  def ours(target: pathlib.Path) -> None:
-    target.rmdir()
-    pipeline_data.batch(model, source, target, 2)
-
-  of_ray = pipeline_kills.process_of(
-    "ray::", lambda process: ".submit" in " ".join(process.cmdline())
-  )
-  of_beam = pipeline_kills.process_of(
-    "sdk_worker", lambda process: pipeline_kills.has_open(process, source)
-  )
-  ways: dict[str, tuple[Callable[[pathlib.Path], Any], pipeline_kills.Victim]] = {
-    "jax2tf batch": (ours, pipeline_kills.named_by_file),
-    "Dask": (engine("dask"), pipeline_kills.named_by_file),
-    "Ray": (engine("ray"), of_ray),
-    "Beam's DirectRunner": (engine("beam-processes", beam), of_beam),
-  }
-  report = {}
-  for name, (run, victim) in ways.items():
-    folder = work / name.replace(" ", "-")
-    folder.mkdir()
-    report[name] = pipeline_kills.kills(folder, run, victim)
-    print(name, report[name], flush=True)
-  return report
-
-
-def millions(work: pathlib.Path, rows: int) -> dict[str, Any]:
+def millions(work: pathlib.Path) -> dict[str, Any]:
   """Many rows with a small model: memory of the workers, and the ratio of the last minute's rate to
   the first's."""
   model, target = str(work / "model"), work / "results"
   pipeline_data.save("small", pathlib.Path(model))
-  if not rows:
-    pipeline_data.write("small", work / "try", 8 * _EACH, 8)
-    outcome = pipeline_data.batch(model, str(work / "try"), work / "tried", 2)
-    rows = int(_SECONDS * outcome.rows / (outcome.seconds - outcome.started))
-  files = max(1, rows // _EACH)
+  pipeline_data.write("small", work / "try", 8 * _EACH, 8)
+  tried = pipeline_data.batch(model, str(work / "try"), work / "tried", 2)
+  files = max(1, int(_SECONDS * tried.rows / (tried.seconds - tried.started)) // _EACH)
   pipeline_data.write("small", work / "rows", files * _EACH, files)
   series: list[tuple[float, int, int]] = []  # seconds, files, bytes
   ended, begin = threading.Event(), time.monotonic()
@@ -256,39 +215,18 @@ def millions(work: pathlib.Path, rows: int) -> dict[str, Any]:
 @click.option(
   "--parts", callback=options.commas, default=",".join(_PARTS), help="The parts to measure."
 )
-@click.option(
-  "--rounds", type=click.IntRange(1), default=3, help="The number of measurements of each rate."
-)
-@click.option(
-  "--rows",
-  type=click.IntRange(0),
-  default=0,
-  help="The number of rows in the part `millions`; 0 for about 180 seconds.",
-)
-@click.option(
-  "--beam",
-  type=click.Path(exists=True, dir_okay=False),
-  help="The Python interpreter of an environment with Beam.",
-)
-@click.option(
-  "--spark",
-  type=click.Path(exists=True, dir_okay=False),
-  help="The Python interpreter of an environment with Spark.",
-)
-@click.option("--resume", is_flag=True, help="Skip the parts that the report has.")
-def main(
-  parts: list[str], rounds: int, rows: int, beam: str | None, spark: str | None, resume: bool
-) -> None:
+@click.option("--beam", type=_PYTHON, help="The Python of an environment with Beam.")
+@click.option("--spark", type=_PYTHON, help="The Python of an environment with Spark.")
+def main(parts: list[str], beam: str | None, spark: str | None) -> None:
   """Measures all parts, and writes the report after each."""
-  report = reports.read("pipelines").get(jax.__version__, {}) if resume else {}
+  report: dict[str, Any] = {}
   measure: dict[str, Callable[[pathlib.Path], dict[str, Any]]] = {
-    "mlp": lambda work: models("mlp", work, rounds, beam),
-    "encoder": lambda work: models("encoder", work, rounds, beam),
+    "mlp": lambda work: models("mlp", work, _ROUNDS, beam),
+    "encoder": lambda work: models("encoder", work, _ROUNDS, beam),
     "engines": lambda work: engines(work, beam, spark),
-    "kills": lambda work: kills(work, beam),
-    "millions": lambda work: millions(work, rows),
+    "millions": millions,
   }
-  for part in (part for part in parts if part not in report):
+  for part in parts:
     with tempfile.TemporaryDirectory() as folder:
       report[part] = measure[part](pathlib.Path(folder))
     report[part]["load_at_end"] = os.getloadavg()[0]

@@ -1,7 +1,7 @@
 """Architectures in plain tf2onnx and TFLiteConverter, without and with our calls:
 docs/reports/targets.md; needs a checkout.
 
-Usage: python -m jax2tf.tools.lab.plain_tools [--models=regular expression] [--again]
+Usage: python -m jax2tf.tools.lab.plain_tools [--models=regular expression]
 
 The models run in another process, with a time limit for each. The report keeps the rows of other
 models and versions of JAX, so a second run goes on where the last one stopped.
@@ -30,6 +30,7 @@ MODELS = """
   mixture_of_experts bidirectional_gru wavenet unet resnet convnext vit mlp_mixer
   transformer_encoder lstm_language_model seq2seq_lstm state_space pointnet rotary_decoder mobilenet
 """.split()  # noqa: SIM905
+_PATIENCE = 900  # seconds for one model
 _WAYS = {"plain": False, "with our call": True}
 COLUMNS = [f"{tool}, {way}" for tool in plain_runs.TOOLS for way in _WAYS]
 
@@ -60,19 +61,13 @@ def _lost(error: workers.LostError, model: str) -> dict[str, Any]:
 
 
 @click.command
-@click.option(
-  "--models",
-  default="",
-  help="Run only models whose name matches this regular expression; the others keep their rows.",
-)
-@click.option("--again", is_flag=True, help="Run models that have a row, too.")
-@click.option("--seconds", type=click.IntRange(1), default=900, help="The time limit of one model.")
-def main(models: str, again: bool, seconds: int) -> None:
-  """Runs the missing rows and writes the report of all. Fails if a model is wrong with our call."""
+@click.option("--models", default="", help="Run those whose name matches this expression again.")
+def main(models: str) -> None:
+  """Runs models without a row and writes the report of all. Fails if one is wrong with our call."""
   os.environ.setdefault("KERAS_BACKEND", "jax")  # for the processes of the models
-  known = {} if again else reports.read("plain-tools").get(jax.__version__, {})
-  wanted = [name for name in MODELS if re.search(models, name) and name not in known]
-  found = workers.each(row, [(name,) for name in wanted], _lost, seconds=seconds)
+  known = reports.read("plain-tools").get(jax.__version__, {})
+  wanted = [name for name in MODELS if name not in known or (models and re.search(models, name))]
+  found = workers.each(row, [(name,) for name in wanted], _lost, seconds=_PATIENCE)
   for name, one in tqdm.tqdm(zip(wanted, found, strict=True), total=len(wanted), unit="model"):
     reports.update("plain-tools", {name: one}, MODELS)
   pages.write("targets")

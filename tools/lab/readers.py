@@ -25,7 +25,7 @@ from jax import lax
 
 import jax2tf
 from jax2tf import native
-from jax2tf.tools.lab import pages, reports
+from jax2tf.tools.lab import environments, pages, reports
 from jax2tf.tools.lab.options import commas
 
 _X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
@@ -90,20 +90,8 @@ def write(release: str, folder: pathlib.Path) -> dict[str, str]:
 
 def read(release: str, folder: pathlib.Path, interpreter: str) -> dict[str, Any]:
   """The results of a TensorFlow release for the SavedModels in a folder."""
-  environment = folder / "environment"
-  python = environment / "bin" / "python"
-  subprocess.run([interpreter, "-m", "venv", str(environment)], check=True)
-  subprocess.run(
-    [
-      str(python),
-      "-m",
-      "pip",
-      "install",
-      "-q",
-      "--disable-pip-version-check",
-      f"tensorflow-cpu=={release}.*",
-    ],
-    check=True,
+  python = environments.installed(
+    folder / "environment", [f"tensorflow-cpu=={release}.*"], [interpreter]
   )
   run = subprocess.run(
     [str(python), "-c", _READ, str(folder / "models")], capture_output=True, text=True, check=False

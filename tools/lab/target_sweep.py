@@ -39,6 +39,8 @@ _ALL = ["onnx", "tflite", "tfjs"]
 
 # Workers are renewed, because TensorFlow and JAX never free compiled functions.
 _SUBJECTS_PER_WORKER = 100
+# Random programs, of at most so many functions, and cases of each primitive, of different dtypes.
+_PROGRAMS, _STEPS, _CASES = 300, 4, 4
 # An export that takes longer, in seconds, hangs.
 _PATIENCE = 180
 # The first dtypes for a primitive: those of models.
@@ -209,7 +211,7 @@ def _exported(
   except Exception as error:
     return "fails", (), f"run: {type(error).__name__}: {error}"[:600]
   outputs = model.records["serving_default"].outputs
-  precisions = jax.tree.leaves(of_results(fun, *arrays))
+  precisions = [zeros.dtype for zeros in jax.tree.leaves(of_results(fun, *arrays))]
   for name, y, precision in zip(outputs, expected, precisions, strict=True):
     if problem := compare.problem(np.asarray(found[name]), y, precision):
       return ("noted" if noted else "silent"), (), f"{name}: {problem}"[:600]
@@ -244,17 +246,14 @@ def _summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   callback=commas,
   help="Some of onnx, tflite, tfjs; the report keeps the outcomes of the others.",
 )
-@click.option("--programs", type=click.IntRange(0), default=300, help="The number of programs.")
-@click.option("--cases", type=click.IntRange(0), default=4, help="The cases for each primitive.")
-@click.option("--steps", type=click.IntRange(1), default=4, help="The most functions in a program.")
-@click.option("--fresh/--nofresh", default=False, help="Discard earlier outcomes.")
-def main(targets: list[str], programs: int, cases: int, steps: int, fresh: bool) -> None:
+@click.option("--fresh", is_flag=True, help="Discard earlier outcomes.")
+def main(targets: list[str], fresh: bool) -> None:
   """Runs the missing subjects and writes the report."""
-  chosen = subjects(programs, cases)
+  chosen = subjects(_PROGRAMS, _CASES)
   rows = sweeps.run(
     "targets",
     outcome,
-    [(subject, target, steps) for target in targets for subject in chosen],
+    [(subject, target, _STEPS) for target in targets for subject in chosen],
     _lost,
     key=("subject", "target"),
     fresh=fresh,

@@ -40,9 +40,9 @@ _DRILLS = """
 ## Drills
 
 A server with two replicas and a limit of 1,024 open files. One process of each kind is stopped
-(SIGSTOP) under load, silent connections are opened, and servers are started that get a signal.
-`make serving` fails if a proxy or a replica that hangs is not killed within 10 s, if an answer is
-lost or wrong, or if the folder of a server is left.
+(SIGSTOP) under load, and silent connections are opened. `make serving` fails if a proxy or a
+replica that hangs is not killed within 10 s, if an answer is lost or wrong, or if the folder of a
+server is left.
 """
 
 _REQUESTS = """
@@ -92,12 +92,6 @@ process has loaded the model. Ray's includes reading the rows into its object st
 once in each round. A ratio is of two rates of one round: the median of all rounds, and the smallest
 and largest. The outputs of each way are those of `jax2tf batch`, whose first rows are compared with
 JAX, to 1e-5 of the largest.
-"""
-_BATCH_KILLS = """
-### Killed workers
-
-In one run a process is killed (`kill -9`) during the first write, in another one in the middle: for
-files, after the first result and half of another one.
 """
 
 
@@ -207,10 +201,7 @@ def _pipelines() -> Iterator[str]:
   yield _PIPELINES
   for version, section in report:
     yield from _pipelines_of(version, section)
-  yield _BATCH_KILLS.lstrip()
-  head = ["JAX", "what", "rows", "killed", "lost or duplicate", "same checksum", "files left"]
-  yield from table(head, [row for version, section in report for row in _lost(version, section)], 2)
-  yield from ("", "### Many rows", "")
+  yield from ("### Many rows", "")
   for version, section in report:
     if found := section.get("millions"):
       first, last = found["megabytes"]
@@ -266,17 +257,3 @@ def _spread(ratios: Sequence[float]) -> tuple[str, str]:
   if not ratios:
     return "not run", ""
   return f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"
-
-
-def _lost(version: str, section: Mapping[str, Any]) -> Iterator[list[Any]]:
-  """What the kills of workers lost."""
-  for name, each in bounds.killed_ways(section.get("kills", {})):
-    moments = [each[moment] for moment in bounds.MOMENTS]
-    failed = [moment for moment in moments if moment["failed"]]
-    lost = "; ".join(moment["wrong"] for moment in moments if moment["wrong"]) or "0"
-    if failed:
-      lost = f"the run fails, with {sum(moment['files'] for moment in failed)} result files"
-    same = "" if failed else "yes" if each["one_checksum"] else "no"
-    killed = sum(moment["killed"] for moment in moments)
-    left = sum(len(moment["temporary"]) for moment in moments)
-    yield [version, name, each["rows"], killed, lost, same, left]
