@@ -1,9 +1,7 @@
-"""Hooks of MkDocs: pages from outside docs/, links to files outside docs/, and patterns in the
-nav."""
+"""Hooks of MkDocs: pages from outside docs/, and links to files outside docs/."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -22,7 +20,8 @@ PAGES = {
   "CHANGELOG.md": "changelog.md",
   "SECURITY.md": "security.md",
 }
-ASSETS = ("site.css", "worker.js")
+# Files beside this one, and where the site has them; the plugin awesome-nav reads the last.
+ASSETS = {"site.css": "assets/site.css", "worker.js": "assets/worker.js", "nav.yml": ".nav.yml"}
 # Material's script for search without a server needs the network; worker.js does not.
 _SHIM = re.compile(r"https://unpkg\.com/iframe-worker/shim")
 
@@ -48,16 +47,13 @@ def on_files(files: Files, *, config: Any) -> Files:
   """Adds the pages of the root, the assets, and pages for linked source files and folders."""
   for name, uri in PAGES.items():
     files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
-  for asset in ASSETS:
-    files.append(
-      File.generated(config, f"assets/{asset}", abs_src_path=str(Path(__file__).with_name(asset)))
-    )
+  for name, uri in ASSETS.items():
+    files.append(File.generated(config, uri, abs_src_path=str(Path(__file__).with_name(name))))
   linked = {path for page in files.documentation_pages() for path in _linked(page) if path.exists()}
   inside = {path: sorted(_files(path)) for path in linked if path.is_dir()}
   for path in sorted(linked.union(*inside.values())):
     if (uri := _uri(path)).startswith("source/"):
       files.append(File.generated(config, uri, content=_page(path, inside.get(path))))
-  config.nav = expanded(config.nav, [page.src_uri for page in files.documentation_pages()])
   return files
 
 
@@ -99,40 +95,6 @@ def outside_code(markdown: str, change: Callable[[str], str]) -> str:
     parts += [change(markdown[end : code.start()]), code[0]]
     end = code.end()
   return "".join([*parts, change(markdown[end:])])
-
-
-def expanded(nav: Iterable[Any], pages: Iterable[str]) -> list[Any]:
-  """Replaces each pattern in the nav by the pages that match it and that the nav does not name;
-  drops missing pages."""
-  pages = sorted(pages)
-  named = {page for page in _leaves(nav) if "*" not in page}
-
-  def section(entries: Iterable[Any]) -> list[Any]:
-    return [found for entry in entries for found in expand(entry)]
-
-  def expand(entry: Any) -> list[Any]:
-    if isinstance(entry, dict):
-      [(title, inner)] = entry.items()
-      found = section([inner] if isinstance(inner, str) else inner)
-      return [{title: inner if isinstance(inner, str) else found}] if found else []
-    if "*" not in entry:
-      return [entry] if entry in pages else []
-    return [
-      page
-      for page in pages
-      if fnmatch.fnmatchcase(page, entry)
-      and page not in named
-      and page.count("/") == entry.count("/")
-    ]
-
-  return section(nav)
-
-
-def _leaves(nav: Iterable[Any]) -> list[str]:
-  inner = [next(iter(entry.values())) if isinstance(entry, dict) else entry for entry in nav]
-  return [
-    leaf for entry in inner for leaf in ([entry] if isinstance(entry, str) else _leaves(entry))
-  ]
 
 
 def _linked(page: File) -> Iterable[Path]:
