@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,16 @@ ALLOW_OPS = (
 )
 
 takes_debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+
+
+def needs_posix() -> None:
+  """Refuses a verb that needs what Windows lacks: locks of folders, `select` on pipes, signals.
+
+  Raises:
+    OSError: this system lacks them.
+  """
+  if importlib.util.find_spec("fcntl") is None:
+    raise OSError("this runs on Linux and macOS only; on Windows, use its Subsystem for Linux")
 
 
 def verb(function: Callable[..., Answer]) -> click.Command:

@@ -10,7 +10,7 @@ import click
 
 from jax2tf.converters.bundle import paths
 from jax2tf.tools.cli._failures import NO, failures, say, warnings_as_lines
-from jax2tf.tools.cli._verb import ALLOW_OPS, takes_debug
+from jax2tf.tools.cli._verb import ALLOW_OPS, needs_posix, takes_debug
 from jax2tf.tools.cli._words import dumps
 
 
@@ -83,6 +83,7 @@ def batch(
     jax2tf batch build/model rows/*.parquet answers
   """
   with failures(debug=debug), warnings_as_lines():
+    needs_posix()
     from jax2tf.tools import outside  # noqa: PLC0415
     from jax2tf.tools.batch import plan, supervisor  # noqa: PLC0415  (NumPy)
 

@@ -8,7 +8,7 @@ import click
 
 from jax2tf.converters.bundle import paths
 from jax2tf.tools.cli._failures import failures
-from jax2tf.tools.cli._verb import ALLOW_OPS, takes_debug
+from jax2tf.tools.cli._verb import ALLOW_OPS, needs_posix, takes_debug
 
 _PORT = click.IntRange(1, 65535)
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
@@ -90,6 +90,7 @@ def serve(debug: bool, **arguments: Any) -> int:
     jax2tf serve build/model --grpc_port 8500 --http_port 8501
   """
   with failures(debug=debug):
+    needs_posix()
     from jax2tf.tools.serving import server  # noqa: PLC0415
 
     for name, what in (("directory", "DIR"), ("model_config_file", "--model_config_file")):
