@@ -118,11 +118,7 @@ power-cut: $(VENV)/.dev
 
 # Of ONNX Runtime 1.13 and 1.14 pip has none for a Python newer than 3.10; RUNTIMES_PYTHON names interpreters.
 targets: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.target_sweep
-	$(RUN) -m jax2tf.tools.lab.plain_tools
-	$(RUN) -m jax2tf.tools.lab.three_models
-	$(RUN) -m jax2tf.tools.lab.readers
-	$(RUN) -m jax2tf.tools.lab.onnx_runtimes $(if $(RUNTIMES_PYTHON),--python=$(RUNTIMES_PYTHON))
+	$(RUN) -m jax2tf.tools.lab.targets
 
 models: $(VENV)/.libraries
 	$(RUN) -m jax2tf.tools.lab.models

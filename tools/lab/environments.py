@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import subprocess
 from collections.abc import Sequence
+
+
+def interpreters(*default: str) -> tuple[str, ...]:
+  """Those that the environment variable RUNTIMES_PYTHON names, separated by commas."""
+  named = os.environ.get("RUNTIMES_PYTHON", "")
+  return tuple(named.split(",")) if named else default
 
 
 def installed(

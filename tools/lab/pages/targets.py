@@ -77,9 +77,8 @@ These kernels of older releases do not have the newest one's answers for NaN or 
 
 _READERS = """## TensorFlow, older releases
 
-Native modules, written for each release with JAX {jax} and TensorFlow {tensorflow}. A cell is the
-largest difference of values and gradients from `jax.jit`, in a process with that TensorFlow and
-without JAX.
+Native modules, written for each release. A cell is the largest difference of values and gradients
+from `jax.jit`, in a process with that TensorFlow and without JAX.
 """
 
 _PLAIN = """## Plain tf2onnx and TFLiteConverter
@@ -96,9 +95,9 @@ _THREE = """## Three models in a wheel's environment
 
 The wheel is installed outside the checkout, with the requirements of
 `jax2tf[keras,onnx,openvino,tflite,tfjs]` and `flax` alone.
-[three_models_user.py](../../tools/lab/three_models_user.py) is the complete program of the user.
-Seconds: to convert, save, load and compare with JAX. Milliseconds: a call of the target, and of
-`jax.jit` in the same process.
+[wheel_user.py](../../tools/lab/target_rows/wheel_user.py) is the complete program of the user.
+Seconds: to convert, save, load and compare with JAX, on two cores. Milliseconds: a call of the
+target, and of `jax.jit` in the same process.
 """
 
 
@@ -109,7 +108,7 @@ def text() -> str:
 
 
 def _sweep() -> Iterator[str]:
-  report = reports.read("targets")
+  report = reports.read("targets-primitives")
   titles = list(TITLES.values())
   counts = {
     (version, status): [section["programs"].get(target, {}).get(status, 0) for target in TITLES]
@@ -117,9 +116,9 @@ def _sweep() -> Iterator[str]:
     for status in STATUSES
   }
   rows = [[STATUSES[status], version, *each] for (version, status), each in counts.items()]
-  yield from table(["random programs", "JAX", *titles], rows, words=2)
+  yield from table(["random programs", "", *titles], rows, words=2)
   for version, section in sorted(report.items()):
-    yield from ("", f"Ops that an export lacked, with the number of exports, JAX {version}:", "")
+    yield from ("", f"Ops that an export lacked, with the number of exports, {version}:", "")
     for target, title in TITLES.items():
       ops = sorted(section["ops"].get(target, {}).items(), key=lambda item: (-item[1], item[0]))
       yield f"- {title}: {', '.join(f'{op} {n}' for op, n in ops) or 'none'}"
@@ -131,12 +130,12 @@ def _sweep() -> Iterator[str]:
     for version, section in report.items()
   }
   *older, newest = sorted(cells)
-  yield from ("", f"### Primitives, JAX {newest}", "")
+  yield from ("", f"### Primitives, {newest}", "")
   rows = [[f"`{primitive}`", *row] for primitive, row in cells[newest].items()]
   yield from table(["primitive", *titles], rows, words=4)
   for version in older:
     others = {name: row for name, row in cells[version].items() if cells[newest].get(name) != row}
-    yield from ("", f"### Primitives that differ with JAX {version}", "")
+    yield from ("", f"### Primitives that differ with {version}", "")
     yield from table(
       ["primitive", *titles], [[f"`{name}`", *row] for name, row in others.items()], words=4
     )
@@ -184,8 +183,8 @@ def _releases() -> Iterator[str]:
   yield from _kernels(releases.KERNELS)
   yield _NAN
   yield from _kernels(releases.NAN)
-  for version, section in sorted(reports.read("onnx-runtimes").items()):
-    yield from ("", f"### Files in each release, JAX {version}", "", *_files(section))
+  for version, section in sorted(reports.read("targets-onnx").items()):
+    yield from ("", f"### Files in each release, {version}", "", *_files(section))
 
 
 def _kernels(kernels: Mapping[tuple[str, str], int]) -> list[str]:
@@ -225,20 +224,21 @@ def _files(section: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _readers() -> Iterator[str]:
-  report = reports.read("readers")
-  yield _READERS.format(**report["written by"])
-  functions = list(next(iter(report["releases"].values()))["functions"])
-  rows = [
-    [release, row["StableHLO"], *(row["functions"][name] for name in functions)]
-    for release, row in report["releases"].items()
-  ]
-  yield from table(["TensorFlow", "written as StableHLO", *functions], rows, words=2)
-  yield ""
+  yield _READERS
+  for version, section in sorted(reports.read("targets-readers").items()):
+    functions = list(next(iter(section.values()))["functions"])
+    rows = [
+      [row["release"], row["StableHLO"], *(row["functions"][name] for name in functions)]
+      for row in section.values()
+    ]
+    yield f"Written with {version}:\n"
+    yield from table(["TensorFlow", "written as StableHLO", *functions], rows, words=2)
+    yield ""
 
 
 def _plain_tools() -> Iterator[str]:
   yield _PLAIN
-  for version, section in sorted(reports.read("plain-tools").items()):
+  for version, section in sorted(reports.read("targets-plain").items()):
     columns = [name for name in next(iter(section.values())) if name != "library"]
     rows = [
       [model, row["library"], *(_verdict(row[column][0]) for column in columns)]
@@ -247,7 +247,7 @@ def _plain_tools() -> Iterator[str]:
     for verdict in VERDICTS:
       counts = [sum(row[column][0] == verdict for row in section.values()) for column in columns]
       rows.append([f"**{verdict}**", "", *map(str, counts)])
-    yield from (f"### Models, JAX {version}", "")
+    yield from (f"### Models, {version}", "")
     yield from table(["model", "library", *columns], rows, words=2 + len(columns))
     yield ""
     for model, row in section.items():
@@ -265,13 +265,13 @@ def _verdict(verdict: str) -> str:
 def _three_models() -> Iterator[str]:
   yield _THREE
   yield from (f"- **{name}**: {words}" for name, words in _MODELS.items())
-  head = ["model", "target", "seconds", "ms a call", "jax.jit's ms", "largest difference"]
-  for version, section in sorted(reports.read("three-models").items()):
-    yield from ("", f"### JAX {version}", "", section["machine"], "")
-    yield from table(head, map(_figures, section["rows"]), words=2)
-    for row in section["rows"]:
+  head = ["", "seconds", "ms a call", "jax.jit's ms", "largest difference"]
+  for version, section in sorted(reports.read("targets-wheel").items()):
+    yield from ("", f"### {version}", "")
+    yield from table(head, [[name, *_figures(row)] for name, row in section.items()])
+    for name, row in section.items():
       if "refused" in row:
-        yield from ("", f"{row['model']}, {row['target']}:", "", "```", row["refused"], "```")
+        yield from ("", f"{name}:", "", "```", row["refused"], "```")
   yield ""
 
 
@@ -279,4 +279,4 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
   figures = ["no", "", ""]
   if "refused" not in row:
     figures = [f"{row['ms']:.2f}", f"{row['jax ms']:.2f}", f"{row['difference']:.1e}"]
-  return [row["model"], row["target"], f"{row['seconds']:.1f}", *figures]
+  return [f"{row['seconds']:.1f}", *figures]

@@ -1,8 +1,7 @@
-"""Tests native modules in older TensorFlow releases: docs/reports/targets.md.
+"""Native modules in older TensorFlow releases.
 
-Usage: python -m jax2tf.tools.lab.readers [--releases=2.16,2.20] [--python=python3.11]. For each
-release it writes a SavedModel of every function and installs the release in a new environment
-without JAX. There it loads, runs and differentiates the SavedModels.
+For each release it writes a SavedModel of every function and installs the release in a new
+environment without JAX. There it loads, runs and differentiates the SavedModels.
 """
 
 from __future__ import annotations
@@ -12,21 +11,18 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
-import tqdm
 from jax import lax
 
 import jax2tf
 from jax2tf import native
-from jax2tf.tools.lab import environments, pages, reports
-from jax2tf.tools.lab.options import commas
+from jax2tf.tools.lab import environments
 
 _X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 _KERNEL = jnp.asarray(np.random.default_rng(1).standard_normal((3, 3, 1, 2)), jnp.float32)
@@ -88,10 +84,12 @@ def write(release: str, folder: pathlib.Path) -> dict[str, str]:
   return refused
 
 
-def read(release: str, folder: pathlib.Path, interpreter: str) -> dict[str, Any]:
+def read(release: str, folder: pathlib.Path) -> dict[str, Any]:
   """The results of a TensorFlow release for the SavedModels in a folder."""
   python = environments.installed(
-    folder / "environment", [f"tensorflow-cpu=={release}.*"], [interpreter]
+    folder / "environment",
+    [f"tensorflow-cpu=={release}.*"],
+    environments.interpreters(sys.executable),
   )
   run = subprocess.run(
     [str(python), "-c", _READ, str(folder / "models")], capture_output=True, text=True, check=False
@@ -113,44 +111,28 @@ def compare(found: dict[str, Any]) -> dict[str, float]:
   return errors
 
 
-@click.command
-@click.option(
-  "--releases",
-  default="2.14,2.15,2.16,2.17,2.18,2.19,2.20,2.21",
-  callback=commas,
-  help="Releases of TensorFlow.",
-)
-@click.option(
-  "--python",
-  default=sys.executable,
-  help="A Python interpreter for which these releases have wheels.",
-)
-def main(releases: list[str], python: str) -> None:
-  """Writes and reads all modules, and writes the report."""
-  rows = {}
-  for release in tqdm.tqdm(releases, unit="release"):
+def rows() -> list[str]:
+  """The releases of TensorFlow."""
+  return [f"2.{minor}" for minor in range(14, 22)]
+
+
+def measured(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Writes and reads all modules: the differences from JAX, or what is refused."""
+  for release in names:
     with tempfile.TemporaryDirectory() as place:
       folder = pathlib.Path(place)
       (folder / "models").mkdir()
       refused = write(release, folder / "models")
-      answer = read(release, folder, python)
+      answer = read(release, folder)
     errors = compare(answer["found"])
     cells = {
       name: f"{errors[name]:.1e}" if name in errors else f"refused: {_word(refused[name])}"
       for name in FUNCTIONS
     }
-    row = {"StableHLO": native.stablehlo_version(release), "functions": cells}
-    rows[answer["tensorflow"]] = row
-    tqdm.tqdm.write(f"{answer['tensorflow']}: {row}")
-  versions = {"jax": jax.__version__, "tensorflow": tf.__version__}
-  reports.keep("readers", {"written by": versions, "releases": rows})
-  pages.write("targets")
+    stablehlo = native.stablehlo_version(release)
+    yield release, {"release": answer["tensorflow"], "StableHLO": stablehlo, "functions": cells}
 
 
 def _word(refusal: str) -> str:
   """The operation that the version lacks."""
   return refusal.split("function: ")[1].split("'")[1]
-
-
-if __name__ == "__main__":
-  main()

@@ -13,7 +13,7 @@ from onnx import helper
 
 from jax2tf.converters.bundle import calls
 from jax2tf.converters.onnx import releases
-from jax2tf.tools.lab.onnx_releases import Release
+from jax2tf.tools.lab.target_rows.onnx_releases import Release
 
 _ONE_OPERAND = """Abs Acos Acosh ArgMax ArgMin Asin Asinh Atan Atanh Ceil Cos Cosh Elu Erf Exp Floor
   GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish IsInf IsNaN LeakyRelu Log LogSoftmax Neg

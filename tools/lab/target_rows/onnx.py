@@ -1,12 +1,9 @@
-"""Exported files in ONNX Runtime 1.13 to 1.32: docs/reports/targets.md; needs a checkout.
-
-Usage: python -m jax2tf.tools.lab.onnx_runtimes [--python=python3.10,python3.11]
+"""Exported files in ONNX Runtime 1.13 to 1.32.
 
 It exports the zoo, each row of the replacements, and JAX's harnesses of each primitive in a few
-dtypes. Each file runs in each release, on the inputs that the export compared, against JAX. The
-sweep fails if a release does not agree from which the exporter states that all agree, or if the
-tables of `jax2tf.converters.onnx.releases` are not what the releases answer. The report keeps its
-rows, so a second run goes on where the last one stopped.
+dtypes. Each file runs in each release, on the inputs that the export compared, against JAX. It is a
+fault if a release does not agree from which the exporter states that all agree, or if the tables of
+`jax2tf.converters.onnx.releases` are not what the releases answer.
 """
 
 from __future__ import annotations
@@ -19,21 +16,19 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import click
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 
 from jax2tf.converters import onnx, saved_model
 from jax2tf.converters.export.source import ExportError, Source
 from jax2tf.converters.onnx import bfloat16
 from jax2tf.converters.saved_model.draws import HOSTILE, SUBNORMAL
 from jax2tf.converters.verify import answers, plan
-from jax2tf.tools.lab import onnx_tables, pages, reports, target_sweep, workers
-from jax2tf.tools.lab.onnx_releases import Release
-from jax2tf.tools.lab.options import commas
+from jax2tf.tools.lab import environments, workers
 from jax2tf.tools.lab.pages import targets
+from jax2tf.tools.lab.target_rows import onnx_tables, primitives
+from jax2tf.tools.lab.target_rows.onnx_releases import Release
 from tests.support import models, replacement_rows
 
 NUMBERS = tuple(range(13, 33))  # opset 18 opens from 1.14 on
@@ -45,7 +40,7 @@ _PATIENCE = 600  # seconds for one subject
 def subjects(cases: int) -> list[str]:
   """Names of subjects: "model:NAME", "row:NUMBER OP" and "harness:NAME"."""
   rows = [f"row:{i} {row.op}" for i, row in enumerate(replacement_rows.rows())]
-  return [*(f"model:{name}" for name in models.NAMES), *rows, *target_sweep.subjects(0, cases)]
+  return [*(f"model:{name}" for name in models.NAMES), *rows, *primitives.subjects(0, cases)]
 
 
 def _source(subject: str) -> tuple[Any, dict[str, Any]]:
@@ -62,7 +57,7 @@ def _source(subject: str) -> tuple[Any, dict[str, Any]]:
     row = list(replacement_rows.rows())[int(name.split()[0])]
     source, inputs = replacement_rows.packed([row])
     return source, {"examples": inputs}
-  fun, arrays, *_ = target_sweep.function(subject, 0)
+  fun, arrays, *_ = primitives.function(subject, 0)
   given = {f"x{i}": x for i, x in enumerate(arrays)}
   specs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in given.items()}
   model = saved_model.Model({}, idioms=onnx.IDIOMS)
@@ -70,7 +65,7 @@ def _source(subject: str) -> tuple[Any, dict[str, Any]]:
   return Source.of(model), {"examples": given}
 
 
-def row(subject: str, numbers: Sequence[int], interpreters: Sequence[str]) -> dict[str, Any]:
+def row(subject: str) -> dict[str, Any]:
   """The oldest releases of a subject, as the exporter states them and as they are.
 
   Returns:
@@ -85,7 +80,7 @@ def row(subject: str, numbers: Sequence[int], interpreters: Sequence[str]) -> di
       made = onnx.save_model(source, path, samples=1, **given)
     except (ExportError, ValueError, NotImplementedError, TypeError) as error:
       return {"refused": str(error).splitlines()[0][:100]}
-    found = dict(_problems(source, path, given, numbers, interpreters))
+    found = dict(_problems(source, path, given))
   ordinary = {number: problems[0] for number, problems in found.items()}
   every = {number: problems[0] or problems[1] for number, problems in found.items()}
   (first, why), (first_for_nan, why_for_nan) = _first(ordinary), _first(every)
@@ -102,11 +97,7 @@ def _first(problems: Mapping[int, str]) -> tuple[int, str]:
 
 
 def _problems(
-  source: Source,
-  path: pathlib.Path,
-  given: Mapping[str, Any],
-  numbers: Sequence[int],
-  interpreters: Sequence[str],
+  source: Source, path: pathlib.Path, given: Mapping[str, Any]
 ) -> Iterator[tuple[int, tuple[str, str]]]:
   """(release, (the first problem with ordinary inputs, with hostile ones)). What the newest release
   does not have right either, the export has warned of, and it does not count."""
@@ -117,7 +108,7 @@ def _problems(
   narrow = {name for name, text in outputs.items() if text.startswith("bf16[")}
   ordinary = [_is_ordinary(run) for run in runs]
   known: set[tuple[int, str]] = set()
-  for release in reversed(_releases(tuple(numbers), tuple(interpreters))):
+  for release in reversed(_releases()):
     found = release.answers(path, [run.inputs for run in runs])
     for answer in found:
       for name in narrow & answer["outputs"].keys():
@@ -128,7 +119,7 @@ def _problems(
       for one in answers.rows([run], [answer], [right], given.get("rtol"), given.get("atol"))
       if one.problem
     }
-    if release.number == max(numbers):
+    if release.number == max(NUMBERS):
       known = set(wrong)
     first = ["", ""]
     for (i, output), problem in wrong.items():
@@ -156,50 +147,32 @@ def _short(problem: str) -> str:
 
 
 @functools.cache
-def _releases(numbers: tuple[int, ...], interpreters: tuple[str, ...]) -> list[Release]:
-  return [Release.installed(number, interpreters) for number in numbers]
+def _releases() -> list[Release]:
+  interpreters = environments.interpreters("python3.10", "python3.11", "python3.12")
+  return [Release.installed(number, interpreters) for number in NUMBERS]
 
 
-def _lost(error: workers.LostError, *_: Any) -> dict[str, Any]:
-  return {"lost": str(error)}
+def rows() -> list[str]:
+  """The files."""
+  return subjects(_CASES)
 
 
-@click.command
-@click.option(
-  "--python",
-  default="python3.10,python3.11,python3.12",
-  callback=commas,
-  help="Python interpreters; a release is installed for the first for which pip has it.",
-)
-@click.option("--subjects", "pattern", default="", help="Run those that match it again.")
-def main(python: list[str], pattern: str) -> None:
-  """Runs subjects without a row and writes the report."""
-  releases = _releases(NUMBERS, tuple(python))
-  every = subjects(_CASES)
-  known = reports.read("onnx-runtimes").get(jax.__version__, {})
-  wanted = [name for name in every if name not in known or (pattern and re.search(pattern, name))]
-  tasks = [(name, NUMBERS, python) for name in wanted]
-  with tqdm.tqdm(total=len(tasks), unit="file") as progress:
-    for name, found in workers.each(
-      _named,
-      tasks,
-      lambda error, name, *_: (name, _lost(error)),
-      seconds=_PATIENCE,
-      renewed_after=_SUBJECTS_PER_WORKER,
-      processes=3,
-    ):
-      reports.update("onnx-runtimes", {name: found}, every)
-      progress.update()
-  pages.write("targets")
-  section = reports.read("onnx-runtimes").get(jax.__version__, {})
-  wrong = [*onnx_tables.differences(releases), *targets.too_low(section)]
-  if wrong:
-    raise click.ClickException("; ".join(wrong))
+def measured(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The oldest releases of each file, as the exporter states them and as they are."""
+  yield from workers.each(
+    _row,
+    [(name,) for name in names],
+    lambda error, name: (name, {"lost": str(error)}),
+    seconds=_PATIENCE,
+    renewed_after=_SUBJECTS_PER_WORKER,
+    processes=3,
+  )
 
 
-def _named(name: str, *others: Any) -> tuple[str, dict[str, Any]]:
-  return name, row(name, *others)
+def faults(numbers: Mapping[str, Any]) -> list[str]:
+  """What the exporter states otherwise than the releases answer."""
+  return [*onnx_tables.differences(_releases()), *targets.too_low(numbers)]
 
 
-if __name__ == "__main__":
-  main()
+def _row(name: str) -> tuple[str, dict[str, Any]]:
+  return name, row(name)

@@ -1,6 +1,6 @@
-"""Primitives and random programs in every exporter: docs/reports/targets.md; needs a checkout.
+"""Primitives and random programs in every exporter.
 
-`make targets` takes JAX's own harnesses, a few dtypes of each primitive, and 300 seeded programs of
+It takes JAX's own harnesses, a few dtypes of each primitive, and 300 seeded programs of
 the fuzzer. It exports each to each target. The exporter compares it with JAX in the target's
 runtime before it writes a file; the sweep then runs the file on other inputs. It resumes where it
 stopped: outcomes are lines in build/targets/, one file for each JAX version.
@@ -14,14 +14,12 @@ import importlib
 import pathlib
 import random
 import re
-import sys
 import tempfile
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import click
 import hypothesis
 import jax
 import numpy as np
@@ -31,11 +29,9 @@ from jax2tf.converters.bundle import children
 from jax2tf.converters.export.source import ExportError
 from jax2tf.converters.verify import answers as compare
 from jax2tf.converters.verify.precision import of_results
-from jax2tf.tools.lab import pages, reports, sweeps, workers
-from jax2tf.tools.lab.options import commas
+from jax2tf.tools.lab import matrix, reports, sweeps, workers
+from jax2tf.tools.lab.pages.targets import TITLES
 from tests.support.conformance import harnesses, program_rows_arrays, programs
-
-_ALL = ["onnx", "tflite", "tfjs"]
 
 # Workers are renewed, because TensorFlow and JAX never free compiled functions.
 _SUBJECTS_PER_WORKER = 100
@@ -239,38 +235,24 @@ def _summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   }
 
 
-@click.command
-@click.option(
-  "--targets",
-  default=",".join(_ALL),
-  callback=commas,
-  help="Some of onnx, tflite, tfjs; the report keeps the outcomes of the others.",
-)
-@click.option("--fresh", is_flag=True, help="Discard earlier outcomes.")
-def main(targets: list[str], fresh: bool) -> None:
-  """Runs the missing subjects and writes the report."""
+def sweep(again: bool) -> list[str]:
+  """Runs the missing subjects and keeps the counts. Returns wrong files and other errors."""
   chosen = subjects(_PROGRAMS, _CASES)
   rows = sweeps.run(
     "targets",
     outcome,
-    [(subject, target, _STEPS) for target in targets for subject in chosen],
+    [(subject, target, _STEPS) for target in TITLES for subject in chosen],
     _lost,
     key=("subject", "target"),
-    fresh=fresh,
+    fresh=again,
     renewed_after=_SUBJECTS_PER_WORKER,
     seconds=_PATIENCE,
   )
-  known = [rows[s, target] for target in _ALL for s in chosen if (s, target) in rows]
-  reports.keep("targets", reports.read("targets") | {jax.__version__: _summary(known)})
-  pages.write("targets")
-  faults = [row for row in known if row["status"] in ("silent", "fails")]
-  for row in faults:
-    print(f"{row['status'].upper()} {row['subject']} at {row['target']}: {row['detail'][:300]}")
-  for target in targets:
-    counts = collections.Counter(row["status"] for row in known if row["target"] == target)
-    print(f"{target}: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items())))
-  sys.exit(bool(faults))
-
-
-if __name__ == "__main__":
-  main()
+  known = [rows[subject, target] for target in TITLES for subject in chosen]
+  kept = reports.read("targets-primitives") | {matrix.VERSIONS: _summary(known)}
+  reports.keep("targets-primitives", kept)
+  return [
+    f"{row['status'].upper()} {row['subject']} at {row['target']}: {row['detail'][:300]}"
+    for row in known
+    if row["status"] in ("silent", "fails")
+  ]

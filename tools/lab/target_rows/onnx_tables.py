@@ -10,8 +10,8 @@ from typing import Any
 import onnx
 
 from jax2tf.converters.onnx import releases
-from jax2tf.tools.lab import onnx_nan
-from jax2tf.tools.lab.onnx_releases import Release
+from jax2tf.tools.lab.target_rows import onnx_nan
+from jax2tf.tools.lab.target_rows.onnx_releases import Release
 
 # ONNX Runtime 1.16 is the first that lists its kernels.
 _LISTS_KERNELS = 16

@@ -1,6 +1,6 @@
 """A user's program for three models on every target; prints a JSON line for each.
 
-It imports nothing from the checkout: `three_models` runs a copy of it elsewhere.
+It imports nothing from the checkout: `wheel` runs a copy of it elsewhere.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -301,23 +301,23 @@ TARGETS = {
 }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: Sequence[str]) -> None:
   for build in (vision, gpt, ode):
+    chosen = [target for target in TARGETS if f"{build.__name__} {target}" in names]
+    if not chosen:
+      continue
     ready = build()
-    for target, make in TARGETS.items():
+    for target in chosen:
       start = time.perf_counter()
       try:
-        found = make(ready, folder / f"{build.__name__}-{target.replace(' ', '-')}")
+        found = TARGETS[target](ready, folder / f"{build.__name__}-{target.replace(' ', '-')}")
       except Exception as error:  # the row has the error
         found = {"refused": f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]}
-      row = {
-        "model": build.__name__,
-        "target": target,
-        "seconds": time.perf_counter() - start,
-        **found,
-      }
-      print(json.dumps(row), flush=True)
+      seconds = time.perf_counter() - start
+      print(
+        json.dumps({"row": f"{build.__name__} {target}", "seconds": seconds, **found}), flush=True
+      )
 
 
 if __name__ == "__main__":
-  main(Path(sys.argv[1]))
+  main(Path(sys.argv[1]), sys.argv[2:])
