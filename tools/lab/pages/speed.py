@@ -9,7 +9,7 @@ from typing import Any
 from jax2tf.examples.palette import COLOURS, VERSIONS
 from jax2tf.tools.lab import measure, reports
 from jax2tf.tools.lab.pages import table
-from jax2tf.tools.lab.speed_rows import functions, rules
+from jax2tf.tools.lab.speed_rows import functions, rule_rows, rules
 
 Rows = Mapping[str, Any]
 
@@ -49,7 +49,7 @@ JAX's values for NaN and infinity, which some ops of TensorFlow lose: hand-writt
 
 _RULES = f"""## Lowering rules
 
-{len(rules.ROWS)} functions, each at two sizes, n and 8n, in TensorFlow and in `jax.jit`. JAX's
+{len(rule_rows.ROWS)} functions, each at two sizes, n and 8n, in TensorFlow and in `jax.jit`. JAX's
 LAPACK has one thread. The gradient is that of the sum of squares of the results. The first table
 has the time in TensorFlow over that in JAX, at 8n: the median of each family, with the least and
 the most. The second table has the functions that take more than {rules.SLOW:g} times as long as in
@@ -172,8 +172,7 @@ def _rules(rows: Rows) -> list[str]:
         milliseconds = [f"{numbers[key][1]:.3g}" for key in ("tf_ms", "jax_ms")]
         ratio = f"{rules.ratio(numbers, 1):.2g}"
         flagged.append([name, way, " ".join(flags), *milliseconds, ratio])
-        reason = rules.ROWS[name].reason or "no reason known"
-        reasons.setdefault(reason, {})[name] = None
+        reasons.setdefault(rule_rows.reason(name), {})[name] = None
   of_families = [
     [name, *(measure.spread(ratios) if ratios else "" for ratios in ways.values())]
     for name, ways in families.items()

@@ -17,8 +17,7 @@ import tensorflow as tf
 
 import jax2tf
 from jax2tf.tools.lab import measure
-from jax2tf.tools.lab.speed_rows import rule_rows
-from jax2tf.tools.lab.speed_rows.rule_rows import Row
+from jax2tf.tools.lab.speed_rows.rule_rows import ROWS, Row
 from tests.support.measure import nodes
 
 _SECONDS = 0.4  # of measurement for each way at each size
@@ -26,8 +25,6 @@ _FACTOR = 8  # between the sizes
 # A way is flagged if its exponent is this much above JAX's or its ratio above this limit, and the
 # larger size takes enough time.
 WORSE_EXPONENT, SLOW, MATTERS_MS = 0.3, 5.0, 1.0
-
-ROWS = {row.name: row for row in rule_rows.ROWS}
 
 # {"nodes": [n, 8n], "tf_ms": [n, 8n], "jax_ms": [n, 8n], "flags": [...]}
 Numbers = dict[str, Any]
