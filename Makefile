@@ -118,16 +118,13 @@ power-cut: $(VENV)/.dev
 
 # Of ONNX Runtime 1.13 and 1.14 pip has none for a Python newer than 3.10; RUNTIMES_PYTHON names interpreters.
 targets: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.targets
+	$(RUN) -m jax2tf.tools.lab.matrix targets
 
 models: $(VENV)/.libraries
-	$(RUN) -m jax2tf.tools.lab.models
+	$(RUN) -m jax2tf.tools.lab.matrix models
 
-# One LAPACK thread for the rules: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no
-# measure.
 speed: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.lab.speed models functions growth saving idioms
-	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.lab.speed rules
+	$(RUN) -m jax2tf.tools.lab.matrix speed
 
 reports: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.pages

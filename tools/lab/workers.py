@@ -88,12 +88,13 @@ def each(
 
 def alone(function: Callable[..., Result], *task: Any) -> Result:
   """`function(*task)` in a process of its own. Raises if the task is lost."""
-
-  def lost(error: LostError, *_: Any) -> Result:
-    raise RuntimeError(f"{task}: {error}\n{error.said}") from error
-
-  [result] = each(function, [task], lost)
+  [result] = each(function, [task], failed)
   return result
+
+
+def failed(error: LostError, *task: Any) -> Any:
+  """For `lost`: ends the run."""
+  raise RuntimeError(f"{task}: {error}\n{error.said}") from error
 
 
 def _start(folder: str) -> None:

@@ -20,17 +20,17 @@ _TITLES = {target: title for target, (title, _) in runtimes.TARGETS.items()}
 _ABOUT = """# Models
 
 Generated from the numbers in `docs/reports/data`; do not edit. `make models` measures all of it
-again, and `python -m jax2tf.tools.lab.models` one section.
+again, and `python -m jax2tf.tools.lab.matrix models zoo` one section.
 """
 
 _ZOO = """## The zoo at every target
 
 Each model of `tests/support/models` is exported to each target, run there, and compared with
 `jax.jit` at two sizes of each dimension. A cell has the largest difference from JAX over all
-outputs, the size of the written files, and the time of a call relative to `jax.jit`, for both sizes
-together. For small models the time is mostly the overhead of a call. The C loader is not timed,
-because each call reads and writes files. **no** is a failure; the exporter's reason is below the
-table. The first table has all versions of JAX, the second the newest.
+outputs, the size of the written files, and the time of a call relative to `jax.jit`, for both
+sizes together. For small models the time is mostly the overhead of a call. The C loader is not
+timed, because each call reads and writes files. **no** is a failure; the exporter's reason is
+below the table. The first table has all versions of JAX, the second the newest.
 
 ![Errors and latencies](models.png)
 """
@@ -46,9 +46,9 @@ length 1), the smallest cosine similarity with JAX's embedding, the latency of a
 _LIBRARIES = """## Scientific libraries
 
 A cell is the largest difference from `jax.jit` in float64, relative to the largest value, or the
-reason why there is none. The column SavedModel is after loading, and includes the gradient if there
-is one. Run with `EQX_ON_ERROR=nan`; [custom primitives](../developers/own-primitives.md) gives the
-reason.
+reason why there is none. The column SavedModel is after loading, and includes the gradient if
+there is one. Run with `EQX_ON_ERROR=nan`; [custom primitives](../developers/own-primitives.md)
+gives the reason.
 """
 
 

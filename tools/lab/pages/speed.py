@@ -21,7 +21,7 @@ _RUNTIMES = {"tflite": "LiteRT", "onnx": "ONNX Runtime", "tfjs": "TF.js, wasm in
 _ABOUT = """# Speed
 
 Generated from the numbers in `docs/reports/data`; do not edit. `make speed` measures all of it
-again, and `python -m jax2tf.tools.lab.speed` one section.
+again, and `python -m jax2tf.tools.lab.matrix speed rules` one section.
 
 Times are those of two CPU cores. The calls of a row run interleaved in one process, so that noise
 of the machine affects all and ratios stay valid. A ratio is the median of five runs, with the

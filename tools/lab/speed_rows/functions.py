@@ -4,7 +4,7 @@ values."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -220,6 +220,12 @@ ROWS: dict[str, Row] = {
 }
 
 
-def measured(row: str) -> by_hand.Numbers:
-  """The times of a function."""
-  return by_hand.measured(ROWS[row], seconds=4.0)
+def rows() -> list[str]:
+  """The functions."""
+  return [*ROWS]
+
+
+def measured(names: Sequence[str]) -> Iterator[tuple[str, by_hand.Numbers]]:
+  """The times of each function."""
+  for name in names:
+    yield name, by_hand.measured(ROWS[name], seconds=4.0)

@@ -9,7 +9,7 @@ process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -25,10 +25,15 @@ from tests.support.measure import nodes, peak_megabytes
 Numbers = dict[str, float]
 
 
-def measured(row: str) -> Numbers:
-  """The numbers of a row, measured in its own process."""
-  function, *args = ROWS[row]
-  return workers.alone(function, *args)
+def rows() -> list[str]:
+  """The chains and the transformers."""
+  return [*_ROWS]
+
+
+def measured(names: Sequence[str]) -> Iterator[tuple[str, Numbers]]:
+  """The numbers of each row, measured in its own process."""
+  for name in names:
+    yield name, workers.alone(*_ROWS[name])
 
 
 # -----------------------------------------------------------------------------------------------
@@ -149,7 +154,7 @@ def _first_run(call: Callable[[], Any]) -> Numbers:
 
 # For the hand-written gradient TensorFlow's optimiser takes time quadratic in the length; 3,000 is
 # enough to show it.
-ROWS: dict[str, tuple[Any, ...]] = {
+_ROWS: dict[str, tuple[Any, ...]] = {
   **{f"chain {n}, ours": (chain, "ours", n) for n in (300, 3_000, 30_000)},
   **{f"chain {n}, hand": (chain, "hand", n) for n in (300, 3_000)},
   **{f"transformer, {who}": (transformer, who, False) for who in ("jax", "ours")},

@@ -11,7 +11,7 @@ import importlib
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -33,9 +33,22 @@ Inputs = Mapping[str, np.ndarray]
 Found = tuple[dict[str, list[str]], dict[str, float]]
 
 
-def measured(row: str) -> dict[str, dict[str, float]]:
-  """{"exact" | "fused": {"ops", "ms", "bytes"}}."""
-  name, target = row.split("/")
+# {"exact" | "fused": {"ops", "ms", "bytes"}}
+Numbers = dict[str, dict[str, float]]
+
+
+def rows() -> list[str]:
+  """Each model in each runtime."""
+  return [f"{name}/{target}" for name in MODELS for target in _RUN]
+
+
+def measured(names: Sequence[str]) -> Iterator[tuple[str, Numbers]]:
+  """Exports each row twice, and runs the files."""
+  for name in names:
+    yield name, _row(*name.split("/"))
+
+
+def _row(name: str, target: str) -> Numbers:
   fun, params, inputs = MODELS[name](np.random.default_rng(0))
   exporter = importlib.import_module(f"jax2tf.converters.{target}")
   specs = {key: str(Spec.of(x)) for key, x in inputs.items()}
@@ -107,4 +120,3 @@ _RUN: Mapping[str, Callable[[Files, Inputs], Found]] = {
   "onnx": _onnx,
   "tfjs": _tfjs,
 }
-ROWS = {f"{name}/{target}": name for name in MODELS for target in _RUN}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -190,8 +191,6 @@ def _resnet_tf(params: Params, x: Any) -> Any:
 
 
 _WAYS = ("ours", "fused", "native", "native xla")
-_SECONDS = 10.0  # of measurement for each row
-
 MODELS: dict[str, Row] = {
   "MLP 784-512-512-10, batch 64": Row(
     _mlp_jax, _mlp_tf, [_normal(100, 64, 784)], _mlp_params(), _WAYS
@@ -214,10 +213,15 @@ MODELS: dict[str, Row] = {
     _WAYS,
   ),
 }
-_GRADIENT = "value and gradient"
-ROWS = {f"{name}, {what}": name for name in MODELS for what in ("forward", _GRADIENT)}
 
 
-def measured(row: str) -> by_hand.Numbers:
-  """The times of a model, or of its value and gradient."""
-  return by_hand.measured(MODELS[ROWS[row]], _SECONDS, gradient=row.endswith(_GRADIENT))
+def rows() -> list[str]:
+  """Each model, and its value and gradient."""
+  return [f"{name}, {what}" for name in MODELS for what in ("forward", "value and gradient")]
+
+
+def measured(names: Sequence[str]) -> Iterator[tuple[str, by_hand.Numbers]]:
+  """The times of each row."""
+  for name in names:
+    model, _, what = name.rpartition(", ")
+    yield name, by_hand.measured(MODELS[model], seconds=10.0, gradient=what != "forward")

@@ -307,8 +307,8 @@ ROWS: dict[str, Row] = {
 _SCATTER = "TensorFlow's scatter kernels process the indices in one thread, at about 50 ns each"
 _LOG_STEPS = "the log n steps are separate ops, and TensorFlow does not fuse them"
 _COLUMNS = (
-  "TensorFlow's Lu raises for singular matrices, and XLA lacks it. A loop eliminates the columns in "
-  "panels of 64, each a part of the graph"
+  "TensorFlow's Lu raises for singular matrices, and XLA lacks it. A loop eliminates the columns "
+  "in panels of 64, each a part of the graph"
 )
 _NO_KERNEL = "TensorFlow has no such kernel, so a loop applies one reflection after another"
 # Why a flagged row cannot be better, by the beginning of its name.

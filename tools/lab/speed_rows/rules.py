@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.tools.lab import measure
+from jax2tf.tools.lab import measure, workers
 from jax2tf.tools.lab.speed_rows.rule_rows import ROWS, Row
 from tests.support.measure import nodes
 
@@ -30,14 +30,23 @@ WORSE_EXPONENT, SLOW, MATTERS_MS = 0.3, 5.0, 1.0
 Numbers = dict[str, Any]
 
 
-def measured(row: str) -> dict[str, Numbers]:
-  """{way: its numbers}."""
-  if os.environ.get("OPENBLAS_NUM_THREADS") != "1":
-    raise RuntimeError("JAX's LAPACK needs one thread: set OPENBLAS_NUM_THREADS=1")
-  ways = ("forward", "gradient")[: 1 + ROWS[row].differentiable]
-  found = {way: _times(ROWS[row], way == "gradient") for way in ways}
+def rows() -> list[str]:
+  """The functions."""
+  return [*ROWS]
+
+
+def measured(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Numbers]]]:
+  """(name, {way: its numbers}) of each function."""
+  os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before the process that loads it
+  yield from workers.each(_row, [(name,) for name in names], workers.failed)
+
+
+def _row(name: str) -> tuple[str, dict[str, Numbers]]:
+  row = ROWS[name]
+  ways = ("forward", "gradient")[: 1 + row.differentiable]
+  found = {way: _times(row, way == "gradient") for way in ways}
   jax.clear_caches()
-  return found
+  return name, found
 
 
 def _times(row: Row, gradient: bool) -> Numbers:

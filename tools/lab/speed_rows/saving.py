@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +28,27 @@ _OURS: Mapping[str, Mapping[str, Any]] = {
 }
 _HAND = "hand-written TensorFlow"
 
-ROWS = {
-  **{f"{name}: {way}": (name, way) for name in MODELS for way in (_HAND, *_OURS)},
-  **{f"{_MINILM}: {way}": (_MINILM, way) for way in _OURS},
-}
-
 # {"save": seconds of each run, "load": seconds of each run, "kB": size of saved_model.pb}
 Numbers = dict[str, Any]
 
 
-def measured(row: str) -> Numbers:
-  """Saves and loads in two processes."""
-  with tempfile.TemporaryDirectory(prefix="jax2tf-saving-") as folder:
-    return {
-      "save": workers.alone(saved, *ROWS[row], folder),
-      "load": workers.alone(loaded, folder),
-      "kB": Path(folder, "0", "saved_model.pb").stat().st_size / 1e3,
-    }
+def rows() -> list[str]:
+  """Each model, saved in each way."""
+  of_models = [f"{name}: {way}" for name in MODELS for way in (_HAND, *_OURS)]
+  return [*of_models, *(f"{_MINILM}: {way}" for way in _OURS)]
+
+
+def measured(names: Sequence[str]) -> Iterator[tuple[str, Numbers]]:
+  """Saves and loads each row in two processes."""
+  for row in names:
+    name, way = row.split(": ")
+    with tempfile.TemporaryDirectory(prefix="jax2tf-saving-") as folder:
+      numbers = {
+        "save": workers.alone(saved, name, way, folder),
+        "load": workers.alone(loaded, folder),
+        "kB": Path(folder, "0", "saved_model.pb").stat().st_size / 1e3,
+      }
+    yield row, numbers
 
 
 def saved(name: str, way: str, folder: str) -> list[float]:
