@@ -367,22 +367,27 @@ def test_what_takes_long_says_its_stage(
   assert f" s: {stage}" in said
 
 
-def test_stages_are_told_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(_progress, "PATIENCE", 0.02)
-  monkeypatch.setattr(_progress, "_MOMENT", 0.02)
-  said = io.StringIO()
-  with contextlib.redirect_stderr(said):
-    progress = _progress.Progress("jax2tf convert")
-    with progress.shown(), progress.stage("convert to onnx"):
-      time.sleep(0.1)
-      with progress.stage("too short to tell"):
-        pass
-      with progress.stage("compare"):
-        time.sleep(0.1)
-      time.sleep(0.1)  # in the outer stage again
-  assert [line.rsplit(": ")[-1] for line in said.getvalue().splitlines()] == [
-    "convert to onnx",
-    "compare",
+def test_slow_stages_are_told_once() -> None:
+  now, said = 0.0, io.StringIO()
+  progress = _progress.Progress("jax2tf convert", lambda: now)
+
+  def wait(seconds: float) -> None:
+    nonlocal now
+    now += seconds
+    progress.look(said, contextlib.ExitStack())
+
+  with progress.stage("trace"):
+    wait(1.9)  # the command is not slow yet
+  with progress.stage("convert to onnx"):
+    wait(1.1)
+    with progress.stage("too short to tell"):
+      wait(0.4)
+    with progress.stage("compare"):
+      wait(0.6)
+    wait(1.0)  # in the outer stage again
+  assert said.getvalue().splitlines() == [
+    "jax2tf convert: 3.0 s: convert to onnx",
+    "jax2tf convert: 4.0 s: compare",
   ]
 
 

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import jax2tf
 from jax2tf import dtensor
 from jax2tf.placement.dtensors import layout
-from tests.support import clients
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 AUTO = jax.sharding.AxisType.Auto
@@ -54,7 +54,7 @@ def test_four_devices_give_the_values_of_jax(name, processes):
   jobs = (
     {}
     if processes == 1
-    else {"DTENSOR_JOBS": ",".join(f"localhost:{port}" for port in clients.free_ports(processes))}
+    else {"DTENSOR_JOBS": ",".join(f"localhost:{port}" for port in free_ports(processes))}
   )
   with contextlib.ExitStack() as stack:
     started = []

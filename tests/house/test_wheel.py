@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import jax2tf
-from tests.support import clients, documents, wheels
+from tests.support import documents, wheels
 from tests.support.certificates import certificate
+from tests.support.ports import free_ports
 
 # In one process: importing TensorFlow for each would take longer than all that they do. The last
 # ones need other extras.
@@ -147,7 +148,7 @@ def test_the_command_of_an_installed_wheel(wheel: Path, python: Path, tmp_path: 
     assert f"pip install 'jax2tf[{extra}]'" in line
 
   cert, key = certificate(tmp_path)
-  grpc_port, http_port = clients.free_ports(2)
+  grpc_port, http_port = free_ports(2)
   flags = [
     f"--grpc_port={grpc_port}",
     f"--http_port={http_port}",

@@ -47,6 +47,7 @@ from tests.serving.serve_requests import (
   request_of,
 )
 from tests.support import clients
+from tests.support.ports import free_ports
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 CLIENT_SECONDS = 5.0
@@ -216,7 +217,7 @@ def test_status_and_health_by_grpc(channel: grpc.Channel) -> None:
 def test_a_port_that_is_taken_is_said_before_anything_starts(
   folder: Path, server: clients.Server
 ) -> None:
-  [free] = clients.free_ports(1)
+  [free] = free_ports(1)
   for ports in ((server.grpc_port, free), (free, server.http_port)):
     done = subprocess.run(
       [*clients.COMMAND, str(folder), f"--grpc_port={ports[0]}", f"--http_port={ports[1]}"],
@@ -265,7 +266,7 @@ def test_query(
     "shape": [3],
     "values": expected["total"].tolist(),
   }
-  [dead], right = clients.free_ports(1), str(tmp_path / "inputs.json")
+  [dead], right = free_ports(1), str(tmp_path / "inputs.json")
   for flags, words in (
     (["encoder", right, f"--rest=127.0.0.1:{dead}"], "does not answer"),
     (["encoder", right, f"--grpc=127.0.0.1:{dead}", "--seconds=2"], "refuses (UNAVAILABLE)"),

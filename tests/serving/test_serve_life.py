@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ from jax2tf.tools.serving import (
   watchdog,
 )
 from tests.serving.serve_models import options
-from tests.support import clients
+from tests.support.ports import free_ports
 
 
 class Process:
@@ -169,24 +170,25 @@ def test_a_process_answers_beside_its_work_and_not_while_its_check_fails(short: 
     if not works.pop(0):
       raise RuntimeError("the node of Ray is dead")
 
-  async def seconds() -> list[float]:
+  busy_until = threading.Event()
+
+  async def checks_left() -> list[int]:
     async with await watchdog.answer(short, check):
       reader, writer = await asyncio.open_unix_connection(short / f"{os.getpid()}{watchdog.SUFFIX}")
       found = []
-      busy = asyncio.create_task(asyncio.to_thread(time.sleep, 1))  # the work
+      busy = asyncio.create_task(asyncio.to_thread(busy_until.wait, 60))  # the work
       for _ in range(2):
-        begin = time.monotonic()
         writer.write(b"?")
         assert await asyncio.wait_for(reader.read(1), 10) == b"?"
-        found.append(time.monotonic() - begin)
+        found.append(len(works))
       assert not busy.done()
+      busy_until.set()
       writer.close()
       await writer.wait_closed()
       await asyncio.sleep(0.1)  # the other end closes too
       return found
 
-  at_once, later = asyncio.run(seconds())
-  assert at_once < 0.4 < later
+  assert asyncio.run(checks_left()) == [2, 0]  # the second answer waited for the third check
 
 
 @pytest.mark.parametrize(
@@ -477,7 +479,7 @@ def _rest_status(port: int) -> int:
 def test_silent_connections_take_no_place_of_others(short: Path) -> None:
   """Each of the proxy's ports has 32 places, and stays open to others by REST at once, by gRPC when
   there is one."""
-  grpc_port, http_port = clients.free_ports(2)
+  grpc_port, http_port = free_ports(2)
   before = resource.getrlimit(resource.RLIMIT_NOFILE)
   # which the process inherits
   resource.setrlimit(resource.RLIMIT_NOFILE, (connections._OWN_FILES + 64, before[1]))

@@ -30,7 +30,7 @@ from jax2tf.tools.cli import main as command
 from jax2tf.tools.serving import child, config, deaths, place, server, signals, supervisor
 from jax2tf.tools.serving.model import Call, Memory, Model, run
 from tests.serving.serve_models import encode, inputs_of, options, params, save
-from tests.support import clients
+from tests.support.ports import free_ports
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 
@@ -293,8 +293,7 @@ def test_a_signal_before_the_server_is_ready(
   monkeypatch.setattr(supervisor, "start", start)
   before = signal.getsignal(number)
   ports = (
-    f"--{name}_port={port}"
-    for name, port in zip(("grpc", "http"), clients.free_ports(2), strict=True)
+    f"--{name}_port={port}" for name, port in zip(("grpc", "http"), free_ports(2), strict=True)
   )
   found, out, error = _serve(folder, capsys, "--replicas=1", *ports)
   assert (found, out, error.splitlines()[-1][: len(words)]) == (code, "", words)

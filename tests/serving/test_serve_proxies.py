@@ -23,8 +23,8 @@ import uvicorn
 
 from jax2tf.tools.serving import balance, by_http, child, signals, supervisor
 from tests.serving.serve_models import options
-from tests.support import clients
 from tests.support.certificates import certificate
+from tests.support.ports import free_ports
 
 SERVICE = "tensorflow.serving.PredictionService"
 
@@ -72,7 +72,7 @@ async def _answering(run: Path, answer: Any) -> AsyncIterator[None]:
 
 
 def test_a_proxy_that_ends_cancels_no_call(tmp_path: Path) -> None:
-  grpc_port, http_port = clients.free_ports(2)
+  grpc_port, http_port = free_ports(2)
   codes: collections.Counter[str] = collections.Counter()
 
   async def echo(data: bytes, context: Any) -> bytes:
@@ -115,7 +115,7 @@ def test_a_second_ctrl_c_ends_at_once(
 ) -> None:
   """The server says how many requests it still answers, and Ctrl-C then leaves them without an
   answer."""
-  grpc_port, http_port = clients.free_ports(2)
+  grpc_port, http_port = free_ports(2)
   monkeypatch.setattr(supervisor, "_PROXIES", 1)
 
   async def never(data: bytes, context: Any) -> bytes:
@@ -157,7 +157,7 @@ def test_a_second_ctrl_c_ends_at_once(
 def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
   """Both ports ask clients for a certificate, and refuse what comes when one request is under
   way."""
-  grpc_port, http_port = clients.free_ports(2)
+  grpc_port, http_port = free_ports(2)
   cert, key = certificate(tmp_path)
   with_tls = options(
     tmp_path,

@@ -23,8 +23,8 @@ from jax2tf.tools.cli import _clients, _progress, query
 from jax2tf.tools.cli import main as command
 from jax2tf.tools.serving import balance, child
 from tests.serving.serve_models import options
-from tests.support import clients
 from tests.support.certificates import certificate
+from tests.support.ports import free_ports
 
 # TF 2.21: of tf.make_ndarray, for bfloat16.
 pytestmark = pytest.mark.filterwarnings("ignore:Setting the dtype on a NumPy array")
@@ -90,7 +90,7 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[s
   clients."""
   run = tmp_path_factory.mktemp("run")
   cert, key = certificate(run)
-  grpc_port, http_port = clients.free_ports(2)
+  grpc_port, http_port = free_ports(2)
   served = {
     SERVICE: {"Predict": _predict, "GetModelMetadata": _metadata},
     balance.REST_SERVICE: {balance.REST: _rest},

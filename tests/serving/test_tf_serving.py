@@ -24,6 +24,7 @@ from tensorflow_serving.apis import (
 )
 
 from tests.support import clients
+from tests.support.ports import free_ports
 
 SERVER = shutil.which("tensorflow_model_server")
 
@@ -34,7 +35,7 @@ SERVER = shutil.which("tensorflow_model_server")
 )
 def test_tf_serving_gives_the_values_of_jax(tmp_path: Path) -> None:
   questions = clients.save_mlp(tmp_path / "mlp", max_rows=8)
-  [port] = clients.free_ports(1)
+  [port] = free_ports(1)
   command = [
     str(SERVER),
     f"--port={port}",

@@ -8,7 +8,6 @@ import os
 import pathlib
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tqdm import tqdm
 
 from jax2tf.converters import saved_model
+from tests.support.ports import free_ports
 
 COMMAND = (sys.executable, "-m", "jax2tf.tools.cli", "serve")
 # How long a client repeats a request whose process died.
@@ -173,15 +173,6 @@ def _wait_for_line(process: subprocess.Popen[str], seconds: float, errors: Any) 
     raise RuntimeError(
       f"{process.args!r} was not ready within {seconds} s: {line}{errors.read()[-4000:]}"
     )
-
-
-def free_ports(count: int) -> list[int]:
-  """Free ports of this machine."""
-  with contextlib.ExitStack() as stack:
-    sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-    for each in sockets:
-      each.bind(("127.0.0.1", 0))
-    return [each.getsockname()[1] for each in sockets]
 
 
 @dataclass(frozen=True)

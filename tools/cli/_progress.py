@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from jax2tf.converters.bundle import progress
@@ -23,9 +23,11 @@ class Progress:
   On a terminal it updates one line; elsewhere it prints a line for each slow stage.
   """
 
-  def __init__(self, command: str):
-    self._command, self._started = command, time.monotonic()
+  def __init__(self, command: str, clock: Callable[[], float] = time.monotonic):
+    self._command, self._clock, self._started = command, clock, clock()
     self._stages: list[tuple[str, float]] = []
+    self._told: set[tuple[str, float]] = set()
+    self._bar: progress.Bar | None = None
     self._ended = threading.Event()
 
   @contextlib.contextmanager
@@ -43,28 +45,30 @@ class Progress:
   @contextlib.contextmanager
   def stage(self, name: str) -> Iterator[None]:
     """Enters a stage; stages may be nested."""
-    self._stages.append((name, time.monotonic()))
+    self._stages.append((name, self._clock()))
     try:
       yield
     finally:
       self._stages.pop()
 
   def _watch(self, file: TextIO) -> None:
-    told: set[tuple[str, float]] = set()
-    shown: progress.Bar | None = None
-    with contextlib.ExitStack() as ending:
+    with contextlib.ExitStack() as bars:
       while not self._ended.wait(_MOMENT / 2):
-        now, stages = time.monotonic(), self._stages[-1:]
-        if not stages or now < self._started + PATIENCE or now < stages[0][1] + _MOMENT:
-          continue
-        name, took = stages[0][0], now - self._started
-        if file.isatty():
-          words = f"{self._command}: {name} ({took:.0f} s)"
-          shown = shown or ending.enter_context(progress.bar(words, file=file))
-          shown.set(words=words)
-        elif stages[0] not in told:  # a stage continues after those within it
-          told.add(stages[0])
-          print(f"{self._command}: {took:.1f} s: {name}", file=file, flush=True)
+        self.look(file, bars)
+
+  def look(self, file: TextIO, bars: contextlib.ExitStack) -> None:
+    """Shows the current stage if it is slow, on a terminal by a bar that `bars` ends."""
+    now, stages = self._clock(), self._stages[-1:]
+    if not stages or now < self._started + PATIENCE or now < stages[0][1] + _MOMENT:
+      return
+    name, took = stages[0][0], now - self._started
+    if file.isatty():
+      words = f"{self._command}: {name} ({took:.0f} s)"
+      self._bar = self._bar or bars.enter_context(progress.bar(words, file=file))
+      self._bar.set(words=words)
+    elif stages[0] not in self._told:  # a stage continues after those within it
+      self._told.add(stages[0])
+      print(f"{self._command}: {took:.1f} s: {name}", file=file, flush=True)
 
 
 @contextlib.contextmanager
