@@ -23,7 +23,6 @@ import numpy as np
 import psutil
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
-from tqdm import tqdm
 
 from jax2tf.converters import saved_model
 from tests.support.ports import free_ports
@@ -232,15 +231,12 @@ class Tally:
     }
 
 
-async def load(
-  port: int, questions: Sequence[Question], concurrency: int, seconds: float, progress: bool = False
-) -> Tally:
+async def load(port: int, questions: Sequence[Question], concurrency: int, seconds: float) -> Tally:
   """Keeps `concurrency` requests in progress for `seconds`, in random order, and waits for the last
   answers."""
   tally, start = Tally(), time.perf_counter()
   end = start + seconds
   async with contextlib.AsyncExitStack() as stack:
-    bar = stack.enter_context(tqdm(unit=" requests", disable=not progress, leave=False))
     # Each channel has its own connection, because a connection carries about 100 concurrent
     # requests at most.
     options = [("grpc.use_local_subchannel_pool", 1)]
@@ -255,7 +251,6 @@ async def load(
       random = np.random.default_rng(number)
       while time.perf_counter() < end:
         await _ask(predict, questions[int(random.integers(len(questions)))], tally)
-        bar.update()
 
     await asyncio.gather(*map(client, range(concurrency)))
   tally.seconds = time.perf_counter() - start

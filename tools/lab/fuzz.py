@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 import jax
-import tqdm
+from rich.progress import track
 
 from jax2tf.tools.lab import pages, reports, workers
 from jax2tf.tools.lab.options import commas
@@ -154,50 +154,30 @@ def main(programs: int, seed: int, names: list[str], control: bool) -> None:
   """Runs all batches, prints the mismatches, and records the counts of a whole run."""
   whole, rest = divmod(programs, _PROGRAMS_PER_WORKER)
   counts = [_PROGRAMS_PER_WORKER] * whole + [rest] * bool(rest)
-  total, functions, failures = (
-    0,
-    collections.Counter[str](),
-    dict[tuple[str, str], tuple[str, ...]](),
-  )
   run: Any = _run_control_batch if control else _run_batch
   more = () if control else (names, _STEPS)
   batches = [(count, seed + i, *more) for i, count in enumerate(counts)]
-  with tqdm.tqdm(
-    total=programs, desc=f"JAX {jax.__version__} random programs", unit="program"
-  ) as report:
-    for result in workers.each(run, batches, _lost, processes=2, renewed_after=1):
-      total += result["programs"]
-      functions.update(result["functions"])
-      for kind, name, detail, program in result["failures"]:
-        if (kind, name) not in failures:
-          failures[kind, name] = (detail, program)
-          tqdm.tqdm.write(f"MISMATCH ({kind}) {name}: {detail}\n  {program}\n")
-      report.update(result["programs"])
+  total, functions = 0, collections.Counter[str]()
+  failures: dict[str, str] = {}  # the mismatch -> its detail and its program
+  results = workers.each(run, batches, _lost, processes=2, renewed_after=1)
+  for result in track(results, "batches of random programs", total=len(batches)):
+    total += result["programs"]
+    functions.update(result["functions"])
+    for kind, name, detail, program in result["failures"]:
+      failures.setdefault(f"{kind}: {name}", f"{detail}\n  {program}\n")
+  for mismatch, detail in failures.items():
+    print(f"MISMATCH {mismatch}: {detail}")
   if programs == _PROGRAMS and not names:
-    _record("fuzz-control" if control else "fuzz", total, seed, functions, failures)
+    kept = "fuzz-control" if control else "fuzz"
+    counted = {"programs": total, "seed": seed, "mismatches": sorted(failures)}
+    numbers = {jax.__version__: counted | {"functions": dict(sorted(functions.items()))}}
+    reports.keep(kept, dict(sorted((reports.read(kept) | numbers).items())))
+    pages.write("coverage")
   print(
     f"{total} programs, {sum(functions.values())} steps of {len(functions)} functions, "
     f"{len(failures)} mismatches"
   )
   sys.exit(bool(failures))
-
-
-def _record(
-  name: str,
-  total: int,
-  seed: int,
-  functions: dict[str, int],
-  failures: dict[tuple[str, str], tuple[str, ...]],
-) -> None:
-  rows = reports.read(name)
-  rows[jax.__version__] = {
-    "programs": total,
-    "seed": seed,
-    "mismatches": [f"{kind}: {name}" for kind, name in sorted(failures)],
-    "functions": dict(sorted(functions.items())),
-  }
-  reports.keep(name, dict(sorted(rows.items())))
-  pages.write("coverage")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class _Load:
 
   async def _run(self, port: int, attack: Callable[[], object]) -> clients.Tally:
     running = asyncio.create_task(
-      clients.load(port, self._questions, self._concurrency, self._seconds, progress=True)
+      clients.load(port, self._questions, self._concurrency, self._seconds)
     )
     await asyncio.sleep(self._seconds / 3)
     await asyncio.to_thread(attack)

@@ -33,7 +33,7 @@ from unittest import mock
 import click
 import numpy as np
 import tensorflow as tf
-import tqdm
+from rich.progress import track
 
 from jax2tf.converters import onnx, saved_model, tflite
 from jax2tf.converters.bundle import durable, publish, versions
@@ -275,20 +275,14 @@ class Cutter:
     return "half" if found != self._before else "lost" if ended else "old"
 
 
-def outcomes(
-  kind: Kind, cuts: int, sync: bool, seed: int, tick: Callable[[], None]
-) -> Counter[str]:
+def outcomes(kind: Kind, cuts: int, sync: bool, seed: int) -> Counter[str]:
   """How often each outcome of `Cutter.cut` came."""
-  found: Counter[str] = Counter()
   with (
     tempfile.TemporaryDirectory(prefix="jax2tf-power-") as folder,
     contextlib.closing(Disk(Path(folder))) as disk,
   ):
     cutter = Cutter(disk, kind, sync, seed)
-    for _ in range(cuts):
-      found[cutter.cut()] += 1
-      tick()
-  return found
+    return Counter(cutter.cut() for _ in track(range(cuts), kind.name))
 
 
 def cost(megabytes: float, runs: int) -> dict[str, list[float]]:
@@ -323,13 +317,10 @@ def main(cuts: int) -> None:
   if sys.platform != "linux" or os.geteuid() != 0:
     sys.exit("this mounts a loop device, so it needs Linux and root")
   ways, found = kinds(), {}
-  with tqdm.tqdm(total=2 * cuts, unit="cut") as progress:
-    for i, kind in enumerate(ways):
-      share = cuts // len(ways) + (i < cuts % len(ways))
-      found[kind.name] = {
-        way: dict(outcomes(kind, share, way == WITH, i, progress.update)) for way in (WITH, WITHOUT)
-      }
-      progress.write(f"{kind.name}: {found[kind.name]}")
+  for i, kind in enumerate(ways):
+    share = cuts // len(ways) + (i < cuts % len(ways))
+    found[kind.name] = {way: dict(outcomes(kind, share, way == WITH, i)) for way in (WITH, WITHOUT)}
+    print(f"{kind.name}: {found[kind.name]}")
   seconds = {"small, 0.25 MB": cost(0.25, 7), "500 MB": cost(500, 7)}
   rounded = {
     name: {way: [float(f"{x:.4g}") for x in xs] for way, xs in by_way.items()}

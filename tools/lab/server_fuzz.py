@@ -20,8 +20,8 @@ import grpc
 import jax
 import numpy as np
 import tensorflow as tf
+from rich.progress import track
 from tensorflow_serving.apis import predict_pb2
-from tqdm import tqdm
 
 from jax2tf.converters import saved_model
 from jax2tf.tools.lab import bounds
@@ -121,9 +121,7 @@ def _run(
     )
 
   with concurrent.futures.ThreadPoolExecutor(_CLIENTS) as pool:
-    for kind, what, fault in tqdm(
-      pool.map(one, seeds), total=len(seeds), unit=" requests", leave=False, mininterval=5
-    ):
+    for kind, what, fault in track(pool.map(one, seeds), "requests", total=len(seeds)):
       found[kind].update(["requests", what])
       faults += [fault] * bool(fault)
   for fault in faults[:20]:

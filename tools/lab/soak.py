@@ -26,13 +26,13 @@ import grpc
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
+from rich.progress import track
 from tensorflow_serving.apis import (
   get_model_status_pb2,
   model_service_pb2_grpc,
   predict_pb2,
   prediction_service_pb2_grpc,
 )
-from tqdm import tqdm
 
 from jax2tf.converters import saved_model
 from jax2tf.tools.lab import bounds
@@ -343,7 +343,7 @@ async def _run(
     stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
     weighing, disturbing = asyncio.create_task(weigh()), asyncio.create_task(disturb())
     asking = set()
-    for i in tqdm(range(requests), unit=" requests", leave=False, mininterval=5):
+    for i in track(range(requests), "requests"):
       await asyncio.sleep(max(0.0, begin + seconds * i / requests - time.monotonic()))
       asking.add(task := asyncio.create_task(soak.ask(stub, server.http_port)))
       task.add_done_callback(asking.discard)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import tqdm
+from rich.progress import track
 
 from jax2tf.tools.lab import workers
 
@@ -56,9 +56,8 @@ def run(
     return row is None or again(row)
 
   missing = [task for task in tasks if is_missing(task)]
-  progress = tqdm.tqdm(total=len(missing), desc=f"JAX {jax.__version__}, {name}")
-  with progress, file.open("a", encoding="utf-8", buffering=1) as appended:
-    for found in workers.each(function, missing, lost, **options):
-      appended.write(json.dumps(dataclasses.asdict(found)) + "\n")
-      progress.update()
+  found = workers.each(function, missing, lost, **options)
+  with file.open("a", encoding="utf-8", buffering=1) as appended:
+    for row in track(found, f"JAX {jax.__version__}, {name}", total=len(missing)):
+      appended.write(json.dumps(dataclasses.asdict(row)) + "\n")
   return rows(file, key)

@@ -10,13 +10,11 @@ import pathlib
 import signal
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pebble
-import tqdm
 
 Result = TypeVar("Result")
 
@@ -101,8 +99,6 @@ def _start(folder: str) -> None:
   with pathlib.Path(folder, str(os.getpid())).open("wb") as stream:
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
-  # the default lock is a system semaphore, which would outlive this process
-  tqdm.tqdm.set_lock(threading.RLock())
   os.setpgrp()
   # The runtimes that this process waits for end with it.
   signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
