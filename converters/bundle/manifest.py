@@ -24,13 +24,13 @@ _PACKAGES = ("jax2tf", "jax", "jaxlib", "tensorflow", "numpy")
 
 
 def _versions() -> dict[str, str]:
-  found = {"python": platform.python_version()}
+  versions = {"python": platform.python_version()}
   for package in _PACKAGES:
     try:
-      found[package] = importlib.metadata.version(package)
+      versions[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:  # run from a checkout
-      found[package] = "unknown"
-  return found
+      versions[package] = "unknown"
+  return versions
 
 
 @dataclass(frozen=True)
@@ -138,24 +138,24 @@ def read(directory: paths.Given) -> Manifest:
     >>> manifest.read(path).signatures["serving_default"].outputs
     {'y': 'f32[b,2]'}
   """
-  place = paths.of(directory, "directory") / files.MANIFEST
-  if not place.exists():
+  path = paths.of(directory, "directory") / files.MANIFEST
+  if not path.exists():
     raise FileNotFoundError(
       f"{directory} has no {files.MANIFEST}: jax2tf.converters.saved_model did not save it"
     )
-  with paths.fetched(place) as file:
+  with paths.fetched(path) as file:
     text = file.read_bytes()
   try:
-    found = json.loads(text)
-    if found.pop("format") != _FORMAT:
+    content = json.loads(text)
+    if content.pop("format") != _FORMAT:
       raise ValueError("of another format")
-    found["signatures"] = {
-      name: _of_fields(SignatureRecord, record) for name, record in found["signatures"].items()
+    content["signatures"] = {
+      name: _of_fields(SignatureRecord, record) for name, record in content["signatures"].items()
     }
-    return _of_fields(Manifest, found)
+    return _of_fields(Manifest, content)
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise ValueError(
-      f"{place} cannot be read by this jax2tf ({error}); save the model again"
+      f"{path} cannot be read by this jax2tf ({error}); save the model again"
     ) from error
 
 

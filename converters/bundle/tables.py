@@ -17,15 +17,15 @@ def text(titles: Iterable[str], rows: Iterable[Iterable[str]], *, width: int | N
   from rich.text import Text  # noqa: PLC0415
 
   cells = [[Text(cell) for cell in row] for row in rows]
-  made = table.Table(box=box.SIMPLE_HEAD)
+  rendered = table.Table(box=box.SIMPLE_HEAD)
   for title in titles:
-    made.add_column(Text(title))
+    rendered.add_column(Text(title))
   for row in cells:
-    made.add_row(*row)
+    rendered.add_row(*row)
   if width is None:
-    width = max(console.Console(width=2**16).measure(made).maximum, 1)
+    width = max(console.Console(width=2**16).measure(rendered).maximum, 1)
   screen = console.Console(width=width, color_system=None)
   with screen.capture() as captured:
-    screen.print(made)
+    screen.print(rendered)
   lines = [line.rstrip() for line in captured.get().splitlines()]
   return "\n".join(lines).strip("\n")

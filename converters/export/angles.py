@@ -39,11 +39,11 @@ def _arctangent(inverse: int, bits: int) -> int:
 
 def _table() -> np.ndarray:
   """f32[13, 10]: for each scale, the digits of its power of two times 1 / (2 pi), modulo 1."""
-  places = _HIGHEST + _DIGITS + _PARTS
-  bits = _BITS * (places + 4)  # guard bits for rounding
+  n_digits = _HIGHEST + _DIGITS + _PARTS
+  bits = _BITS * (n_digits + 4)  # guard bits for rounding
   pi = 4 * (4 * _arctangent(5, bits) - _arctangent(239, bits))  # Machin, 1706
-  inverse = (1 << (2 * bits)) // (2 * pi) >> (bits - _BITS * places)
-  digits = {k: inverse >> (_BITS * (places - k)) & (2**_BITS - 1) for k in range(1, places + 1)}
+  inverse = (1 << (2 * bits)) // (2 * pi) >> (bits - _BITS * n_digits)
+  digits = {k: inverse >> (_BITS * (n_digits - k)) & (2**_BITS - 1) for k in range(1, n_digits + 1)}
   scales = range(_LOWEST, _HIGHEST + 1)
   return np.array(
     [[digits.get(b + j, 0) for j in range(1, _DIGITS + _PARTS)] for b in scales], np.float32

@@ -51,10 +51,10 @@ def input_gradient(
   filled = getattr(tf.raw_ops, op.type)(
     input_sizes=whole, filter=kernel, out_backprop=cotangent, **attributes
   )
-  found = filled[(slice(None), *(slice(lo, lo + n) for lo, n in zip(low, image, strict=True)))]
-  missing = [n - size for n, size in zip(image, found.shape.as_list()[1:-1], strict=True)]
+  cropped = filled[(slice(None), *(slice(lo, lo + n) for lo, n in zip(low, image, strict=True)))]
+  missing = [n - size for n, size in zip(image, cropped.shape.as_list()[1:-1], strict=True)]
   return [
-    tf.pad(found, [[0, 0], *([0, more] for more in missing), [0, 0]]) if any(missing) else found
+    tf.pad(cropped, [[0, 0], *([0, more] for more in missing), [0, 0]]) if any(missing) else cropped
   ]
 
 
@@ -71,20 +71,20 @@ def convolution(op: Any, image: tf.Tensor, kernel: tf.Tensor) -> list[tf.Tensor]
   *lengths, inputs, outputs = sizes_of(kernel)
   image, out = _padded(op, image, lengths)
   batch, *sizes, features = sizes_of(image)
-  places = {name: math.prod(n) for name, n in (("out", out), ("kernel", lengths)) if _are_known(n)}
-  if not places:
+  counts = {name: math.prod(n) for name, n in (("out", out), ("kernel", lengths)) if _are_known(n)}
+  if not counts:
     return again(op, [image, kernel])
   groups = _at_least(1, features // _at_least(1, inputs))
   parted = tf.reshape(image, [batch, math.prod(sizes), groups, inputs])
   image = tf.reshape(tf.transpose(parted, [2, 0, 1, 3]), [groups * batch, *sizes, inputs])
-  if min(places, key=places.__getitem__) == "out":
+  if min(counts, key=counts.__getitem__) == "out":
     length = math.prod(lengths) * inputs
     weights = tf.transpose(tf.reshape(kernel, [length, groups, outputs // groups]), [1, 0, 2])
     windows = _windows(image, lengths, out, dilations, strides)
     parts = [
       tf.matmul(tf.reshape(window, [groups, batch, length]), weights) for _, window in windows
     ]
-    found = tf.transpose(tf.stack(parts, 2), [1, 2, 0, 3])
+    result = tf.transpose(tf.stack(parts, 2), [1, 2, 0, 3])
   else:
     count, rows = math.prod(lengths), batch * math.prod(out)
     weights = tf.reshape(kernel, [count, inputs, groups, outputs // groups])
@@ -94,8 +94,8 @@ def convolution(op: Any, image: tf.Tensor, kernel: tf.Tensor) -> list[tf.Tensor]
       tf.matmul(tf.reshape(window, [groups, rows, inputs]), weight)
       for weight, (_, window) in zip(weights, windows, strict=True)
     ]
-    found = tf.transpose(tf.add_n(parts), [1, 0, 2])
-  return [with_shape(tf.reshape(found, [batch, *out, outputs]), op.outputs[0].shape)]
+    result = tf.transpose(tf.add_n(parts), [1, 0, 2])
+  return [with_shape(tf.reshape(result, [batch, *out, outputs]), op.outputs[0].shape)]
 
 
 def depthwise_convolution(op: Any, image: tf.Tensor, kernel: tf.Tensor) -> list[tf.Tensor]:
@@ -110,10 +110,10 @@ def depthwise_convolution(op: Any, image: tf.Tensor, kernel: tf.Tensor) -> list[
   image, out = _padded(op, image, lengths)
   strides, dilations = op.get_attr("strides")[1:-1], op.get_attr("dilations")[1:-1]
   windows = _windows(image, out, lengths, strides, dilations)
-  parts = [tf.expand_dims(window, -1) * kernel[place] for place, window in windows]
+  parts = [tf.expand_dims(window, -1) * kernel[position] for position, window in windows]
   inputs, multiplier = sizes_of(kernel)[2:]
-  found = tf.reshape(tf.add_n(parts), [sizes_of(image)[0], *out, inputs * multiplier])
-  return [with_shape(found, op.outputs[0].shape)]
+  result = tf.reshape(tf.add_n(parts), [sizes_of(image)[0], *out, inputs * multiplier])
+  return [with_shape(result, op.outputs[0].shape)]
 
 
 def filter_gradient(
@@ -197,7 +197,7 @@ def max_pool_gradient(
   padded = tf.pad(image, [[0, 0], *map(list, pads), [0, 0]], constant_values=image.dtype.min)
   sizes = [lo + n + hi for n, (lo, hi) in zip(sizes_of(image)[1:-1], pads, strict=True)]
   free, total = tf.ones_like(pooled, tf.bool), tf.zeros([], image.dtype)
-  for place, values in _windows(padded, sizes_of(pooled)[1:-1], window, strides):
+  for position, values in _windows(padded, sizes_of(pooled)[1:-1], window, strides):
     here = tf.equal(values, pooled)
     part = tf.where(here & free, cotangent, tf.zeros([], cotangent.dtype))
     free &= ~here
@@ -205,7 +205,7 @@ def max_pool_gradient(
       part = _with_zeros_between(part, axis, stride)
     part = tf.pad(
       part,
-      [[0, 0], *([first, size - 1] for first, size in zip(place, window, strict=True)), [0, 0]],
+      [[0, 0], *([first, size - 1] for first, size in zip(position, window, strict=True)), [0, 0]],
     )
     total += tf.slice(part, [0] * 4, [-1, *sizes, -1])
   cut = tf.slice(total, [0, *(lo for lo, _ in pads), 0], [-1, *sizes_of(image)[1:-1], -1])
@@ -267,13 +267,13 @@ def _windows(
   dilations: Sequence[int] | None = None,
 ) -> Iterator[tuple[tuple[int, ...], tf.Tensor]]:
   """Each place of a kernel, and what it meets in the image, f32[n,*lengths,i]."""
-  for place in itertools.product(*map(range, kernel)):
-    starts = [p * d for p, d in zip(place, dilations or [1] * len(place), strict=True)]
+  for position in itertools.product(*map(range, kernel)):
+    starts = [p * d for p, d in zip(position, dilations or [1] * len(position), strict=True)]
     cut = [
       slice(first, first + (n - 1) * stride + 1, stride)
       for first, n, stride in zip(starts, lengths, strides, strict=True)
     ]
-    yield place, image[(slice(None), *cut)]
+    yield position, image[(slice(None), *cut)]
 
 
 def _padding(
@@ -284,12 +284,12 @@ def _padding(
     return _pairs(op.get_attr("explicit_paddings"))[1:-1]
   if op.get_attr("padding") == b"VALID":
     return [(0, 0)] * len(kernel)
-  found = []
+  pads = []
   for n, k, stride in zip(image, kernel, strides, strict=True):
     total = -(-n // stride) * stride - stride + k - n
     total = _positive(total)
-    found.append((total // 2, total - total // 2))
-  return found
+    pads.append((total // 2, total - total // 2))
+  return pads
 
 
 def _positive(size: _Size) -> _Size:

@@ -48,8 +48,8 @@ def _replayed(
   structure = concrete.structured_outputs
 
   def function(*args: Any, **kwargs: Any) -> Any:
-    given = [x for x in tf.nest.flatten((args, kwargs)) if isinstance(x, tf.Tensor)]
-    results, _ = replay.replayed(concrete, given, replacements, held, {})
+    tensors = [x for x in tf.nest.flatten((args, kwargs)) if isinstance(x, tf.Tensor)]
+    results, _ = replay.replayed(concrete, tensors, replacements, held, {})
     places = iter(finish(result) for result in results)
     return tf.nest.map_structure(lambda x: None if x is None else next(places), structure)
 

@@ -61,11 +61,11 @@ def frozen(
     results, after = replayed(
       signature, [tensors[name] for name in specs], replacements, held, before
     )
-    found = {
+    named = {
       name: tf.identity(result, op_name(name))
       for name, result in zip(outputs, results, strict=True)
     }
-    return found | {name: tf.identity(after[id(variable)]) for name, variable in state.items()}
+    return named | {name: tf.identity(after[id(variable)]) for name, variable in state.items()}
 
   ordered = {
     name: tf.TensorSpec(spec.shape, held.get(spec.dtype, spec.dtype), name)
@@ -85,12 +85,12 @@ def own_inputs(concrete: Any) -> list[tf.Tensor]:
 
 def replayed(
   concrete: Any,
-  given: Sequence[tf.Tensor],
+  tensors: Sequence[tf.Tensor],
   replacements: Mapping[str, Replacement],
   held: Mapping[tf.DType, tf.DType],
   state: Mapping[int, tf.Tensor],
 ) -> tuple[list[Any], dict[int, tf.Tensor]]:
-  """Copies the ops of a ConcreteFunction into the graph under construction, with `given` in place
+  """Copies the ops of a ConcreteFunction into the graph under construction, with `tensors` in place
   of its inputs; see `frozen`.
 
   Args:
@@ -107,7 +107,7 @@ def replayed(
   inner = [inside for _, inside in concrete.graph.captures]
   replay = _Replay(definition.library, replacements, held, dict(state))
   values = replay.run(
-    concrete.graph, [*own_inputs(concrete), *inner], [*given, *map(replay.constant, captured)]
+    concrete.graph, [*own_inputs(concrete), *inner], [*tensors, *map(replay.constant, captured)]
   )
   return [values(tensor) for tensor in concrete.graph.outputs], replay.state
 
@@ -175,11 +175,11 @@ class _Replay:
     self._constants: dict[int, tf.Tensor] = {}
 
   def run(
-    self, graph: Any, inputs: Sequence[tf.Tensor], given: Sequence[Any]
+    self, graph: Any, inputs: Sequence[tf.Tensor], arguments: Sequence[Any]
   ) -> Callable[[tf.Tensor], Any]:
-    """Replays `graph` with `given` in place of `inputs`. Returns a function that maps its tensors
-    to the new ones."""
-    values: dict[Any, Any] = {x.ref(): value for x, value in zip(inputs, given, strict=True)}
+    """Replays `graph` with `arguments` in place of `inputs`. Returns a function that maps its
+    tensors to the new ones."""
+    values: dict[Any, Any] = {x.ref(): value for x, value in zip(inputs, arguments, strict=True)}
     writes = [op for op in graph.get_operations() if op.type == _ASSIGN]
     needed = _needed([*graph.outputs, *(op.inputs[1] for op in writes)])
     # in program order, because reads and writes of a variable do not commute
@@ -327,13 +327,13 @@ class _Replay:
 
 def _needed(tensors: Sequence[tf.Tensor]) -> set[tf.Operation]:
   """The ops on which the tensors depend."""
-  found: set[tf.Operation] = set()
+  needed: set[tf.Operation] = set()
   waiting = [x.op for x in tensors]
   while waiting:
-    if (op := waiting.pop()) not in found:
-      found.add(op)
+    if (op := waiting.pop()) not in needed:
+      needed.add(op)
       waiting.extend(x.op for x in op.inputs)
-  return found
+  return needed
 
 
 def _condition(
@@ -344,9 +344,9 @@ def _condition(
 
 def graph() -> Any:
   """The graph under construction. It always exists inside a replacement."""
-  found = _tf_compat.current_graph()
-  assert found is not None
-  return found
+  current = _tf_compat.current_graph()
+  assert current is not None
+  return current
 
 
 def again(

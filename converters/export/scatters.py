@@ -60,9 +60,9 @@ class Rows:
     spare = self.updates[:1] + tf.cast(tf.reduce_max(self.numbers), x.dtype)
     return tf.concat([self.of_tensor(x), spare], 0)
 
-  def cut(self, found: tf.Tensor) -> tf.Tensor:
+  def cut(self, extended: tf.Tensor) -> tf.Tensor:
     """f32[places + 1, *inner] -> f32[*shape]."""
-    return tf.reshape(found[: self.places], self.shape)
+    return tf.reshape(extended[: self.places], self.shape)
 
 
 def summed(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
@@ -87,7 +87,7 @@ def drops(op: tf.Operation, indices: tf.Tensor) -> bool:
 
 def _steps(shape: tf.Tensor, depth: int) -> tf.Tensor:
   """i32[depth]: the number of rows that one step of each index skips."""
-  found = [tf.constant(1)]
+  steps = [tf.constant(1)]
   for i in reversed(range(1, depth)):
-    found.insert(0, found[0] * shape[i])
-  return tf.stack(found)
+    steps.insert(0, steps[0] * shape[i])
+  return tf.stack(steps)

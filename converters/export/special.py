@@ -23,10 +23,10 @@ def like(value: float, x: tf.Tensor) -> tf.Tensor:
 
 def polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
   """A polynomial by Horner's rule; the coefficient of the highest power comes first."""
-  found = like(coefficients[0], x)
+  value = like(coefficients[0], x)
   for c in coefficients[1:]:
-    found = found * x + like(c, x)
-  return found
+    value = value * x + like(c, x)
+  return value
 
 
 # Stephen L. Moshier, Cephes Mathematical Library, single/ndtrf.c: erf(x) / x in x**2 below 1.
@@ -69,10 +69,12 @@ def _tail() -> tuple[float, ...]:
   def h(t: Any) -> Any:
     return np.array([(math.exp(-_LOG) / erfcx(x) - x) * (x + 2) for x in 1 / t - 2])
 
-  found = np.polynomial.Chebyshev.interpolate(h, 5, [1 / (_LIMIT + 2), 1 / 3])
+  interpolant = np.polynomial.Chebyshev.interpolate(h, 5, [1 / (_LIMIT + 2), 1 / 3])
   return tuple(
     reversed(
-      found.convert(kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1]).coef.tolist()
+      interpolant.convert(
+        kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1]
+      ).coef.tolist()
     )
   )
 
@@ -146,10 +148,10 @@ def lgamma(x: tf.Tensor, log_shifted: Function) -> tf.Tensor:
   )
   fraction = tf.abs(x) - tf.floor(tf.abs(x))
   fraction = tf.where(fraction > like(0.5, x), like(1, x) - fraction, fraction)
-  found = tf.where(
+  result = tf.where(
     left,
     like(math.log(math.pi), x) - tf.math.log(tf.sin(like(math.pi, x) * fraction)) - right,
     right,
   )
   pole = (x <= like(0, x)) & tf.equal(x, tf.floor(x))
-  return tf.where(pole | tf.equal(tf.abs(x), like(math.inf, x)), like(math.inf, x), found)
+  return tf.where(pole | tf.equal(tf.abs(x), like(math.inf, x)), like(math.inf, x), result)

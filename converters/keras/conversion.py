@@ -47,7 +47,7 @@ def program(
   _check_order(fun, list(inputs), ["params", *["state"] * (layout is not None)], options)
 
   def of(training: bool, draws: bool) -> Call:
-    given = {"training": training} if "training" in options else {}
+    options_of_call = {"training": training} if "training" in options else {}
 
     def call(
       leaves: list[Any], stored: list[Any], seed: list[Any], tensors: list[Any]
@@ -57,7 +57,7 @@ def program(
         if "key" in options
         else {}
       )
-      bound = functools.wraps(fun)(functools.partial(fun, **given, **key))
+      bound = functools.wraps(fun)(functools.partial(fun, **options_of_call, **key))
       args = arguments.unflatten(tensors)
       params = own.restored(leaves)
       return (
@@ -85,7 +85,7 @@ def program(
       own.paths, map(parameters.words, tree_util.tree_leaves(params)), flags, strict=True
     )
   )
-  kept = (
+  weights_and_state = (
     tuple(
       _weight(f"state/{path}", x, False)
       for path, x in zip(layout.paths, layout.stored(state), strict=True)
@@ -93,7 +93,7 @@ def program(
     if layout
     else ()
   )
-  return Program(arguments.specs(), weights, kept, draws, (inference, training))
+  return Program(arguments.specs(), weights, weights_and_state, draws, (inference, training))
 
 
 def _weight(path: str, leaf: Any, trainable: bool) -> Weight:

@@ -146,26 +146,26 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
     """The inputs in order, cast to the width of the function's dtypes."""
     specs = self._program.inputs
     if isinstance(inputs, dict):
-      given = inputs
+      by_name = inputs
     else:
       listed = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-      given = dict(zip(specs, listed, strict=len(listed) == len(specs)))
-    if given.keys() != specs.keys():
+      by_name = dict(zip(specs, listed, strict=len(listed) == len(specs)))
+    if by_name.keys() != specs.keys():
       raise ValueError(
         f"layer {self.name!r} takes {', '.join(specs)}, and is given "
-        f"{', '.join(given) or 'nothing'}"
+        f"{', '.join(by_name) or 'nothing'}"
       )
     return [
-      self._tensor(name, given[name], computed(spec.dtype.name, self.compute_dtype), spec.shape)
+      self._tensor(name, by_name[name], computed(spec.dtype.name, self.compute_dtype), spec.shape)
       for name, spec in specs.items()
     ]
 
-  def _tensor(self, name: str, given: Any, dtype: str, shape: tf.TensorShape) -> tf.Tensor:
-    tensor, wanted = tf.convert_to_tensor(given), tf.as_dtype(dtype)
+  def _tensor(self, name: str, value: Any, dtype: str, shape: tf.TensorShape) -> tf.Tensor:
+    tensor, target = tf.convert_to_tensor(value), tf.as_dtype(dtype)
     if not (
-      (tensor.dtype.is_floating and wanted.is_floating)
-      or (tensor.dtype.is_integer and wanted.is_integer)
-      or tensor.dtype == wanted
+      (tensor.dtype.is_floating and target.is_floating)
+      or (tensor.dtype.is_integer and target.is_integer)
+      or tensor.dtype == target
     ):
       raise TypeError(
         f"layer {self.name!r}: input {name!r} is {tensor.dtype.name}, and the function takes "
@@ -178,9 +178,9 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
       )
     # In Keras' fit the size of a batch is unknown, though the function may fix it.
     return (
-      tf.ensure_shape(tf.cast(tensor, wanted), shape)
+      tf.ensure_shape(tf.cast(tensor, target), shape)
       if shape.is_fully_defined()
-      else tf.cast(tensor, wanted)
+      else tf.cast(tensor, target)
     )
 
   def get_config(self) -> dict[str, Any]:

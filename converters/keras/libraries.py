@@ -197,14 +197,14 @@ def from_equinox(
     >>> layer(np.ones((3, 4), np.float32)).shape
     TensorShape([3, 2])
   """
-  given = {"rng": rng, "batched": batched, "call": call, "arguments": arguments}
-  return _layer("equinox", (model, state), given, inputs, **options)
+  options_of_library = {"rng": rng, "batched": batched, "call": call, "arguments": arguments}
+  return _layer("equinox", (model, state), options_of_library, inputs, **options)
 
 
 def _layer(
   library: str,
   model: tuple[Any, ...],
-  given: Mapping[str, Any],
+  options_of_library: Mapping[str, Any],
   inputs: Mapping[str, Any],
   *,
   trainable: Any = None,
@@ -215,14 +215,14 @@ def _layer(
 
   whole: Callable[..., Any] = getattr(libraries, library)
   constraints = options.get("polymorphic_constraints", ())
-  found = adapted(
-    whole(*model, training=True, **given),
+  model_parts = adapted(
+    whole(*model, training=True, **options_of_library),
     inputs,
     constraints,
-    inference=whole(*model, training=False, **given),
+    inference=whole(*model, training=False, **options_of_library),
   )
   settings = {
-    "state": found.state,
-    "trainable": found.trainable if trainable is None else trainable,
+    "state": model_parts.state,
+    "trainable": model_parts.trainable if trainable is None else trainable,
   }
-  return Layer(found.fun, found.params, inputs=inputs, **settings, **options)
+  return Layer(model_parts.fun, model_parts.params, inputs=inputs, **settings, **options)

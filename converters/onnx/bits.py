@@ -121,7 +121,7 @@ def population_count(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   bits = tf.cast(bits, tf.uint64)
   group = 1
   while group < width:
-    mask = tf.constant(sum((2**group - 1) << place for place in range(0, 64, 2 * group)), tf.uint64)
+    mask = tf.constant(sum((2**group - 1) << bit for bit in range(0, 64, 2 * group)), tf.uint64)
     bits = (bits & mask) + (tf.bitwise.right_shift(bits, tf.constant(group, tf.uint64)) & mask)
     group *= 2
   return [tf.cast(bits, op.outputs[0].dtype)]
@@ -141,12 +141,12 @@ def bitcast(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   if to.size < x.dtype.size:  # [...] -> [..., parts], lowest part first
     shifts = tf.constant([width * i for i in range(parts)], tf.uint64)
     wide = tf.cast(tf.cast(bits, large), tf.uint64)[..., tf.newaxis]
-    found = tf.cast(tf.bitwise.right_shift(wide, shifts), small)
+    result = tf.cast(tf.bitwise.right_shift(wide, shifts), small)
   else:
     shifts = tf.constant([width * i for i in range(parts)], tf.uint64)
     words = tf.bitwise.left_shift(tf.cast(tf.cast(bits, small), tf.uint64), shifts)
-    found = tf.cast(_sum_of_parts(words, parts), large)
-  return [_float(found, to) if to.is_floating else tf.cast(found, to)]
+    result = tf.cast(_sum_of_parts(words, parts), large)
+  return [_float(result, to) if to.is_floating else tf.cast(result, to)]
 
 
 def _sum_of_parts(words: tf.Tensor, parts: int) -> tf.Tensor:
@@ -211,9 +211,9 @@ def _float(bits: tf.Tensor, to: tf.DType) -> tf.Tensor:
   digits, bias = _LAYOUT[to]
   word = tf.cast(bits, _UNSIGNED[to.size])
   powers = [2.0 ** (max(e, 1) - bias) for e in range(2 * bias + 1)]
-  (place,) = right_shift(None, word, tf.constant(digits, word.dtype))
+  (exponent,) = right_shift(None, word, tf.constant(digits, word.dtype))
   scale, offset = (
-    tf.gather(tf.constant([*table, *(-x for x in table)], tf.float64), tf.cast(place, tf.int32))
+    tf.gather(tf.constant([*table, *(-x for x in table)], tf.float64), tf.cast(exponent, tf.int32))
     for table in ([*powers, 1.0], [0.0, *powers[1:], math.inf])
   )
   # In two steps, because 2 ** -1074 is subnormal.
@@ -231,12 +231,12 @@ def next_after(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """x, y f32[...] -> f32[...], the next float after x towards y."""
   del op
   first, last = _place(x), _place(y)
-  place = first + tf.cast(first < last, tf.int64) - tf.cast(first > last, tf.int64)
+  ordinal = first + tf.cast(first < last, tf.int64) - tf.cast(first > last, tf.int64)
   smallest = tf.constant(-(2 ** (8 * x.dtype.size - 1)), tf.int64)
-  bits = tf.where(place < tf.constant(0, tf.int64), smallest - place, place)
-  found = _float(bits, x.dtype)
+  bits = tf.where(ordinal < tf.constant(0, tf.int64), smallest - ordinal, ordinal)
+  result = _float(bits, x.dtype)
   return [
-    tf.where(tf.not_equal(x, x) | tf.not_equal(y, y), x + y, tf.where(tf.equal(x, y), y, found))
+    tf.where(tf.not_equal(x, x) | tf.not_equal(y, y), x + y, tf.where(tf.equal(x, y), y, result))
   ]
 
 

@@ -79,10 +79,10 @@ def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> N
   )
   unit = made("Cast", [_const(graph, name, "unit", 1)], to=dtypes[0])
   ones = made("Expand", [unit, made("Concat", [rows, row], axis=0)])
-  places = made(
+  indices = made(
     "Unsqueeze", [made("Cast", [segments], to=_INT64), _const(graph, name, "inner", [1])]
   )
-  products = made("ScatterND", [ones, places, data], reduction="mul")
+  products = made("ScatterND", [ones, indices, data], reduction="mul")
   graph.remove_node(name)
   graph.make_node(
     "Slice", [products, first, last, axis], name=name, outputs=outputs, shapes=shapes, dtypes=dtypes
@@ -92,10 +92,10 @@ def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> N
 def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """List writes of a loop become a scan output of Loop: one row for each iteration, in order,
   wherever the row is written."""
-  place = _source(node, 1)
-  if place.is_graph_input():
+  index = _source(node, 1)
+  if index.is_graph_input():
     return
-  if not (place.type == "Sub" and _source(place, 1).is_graph_input()):
+  if not (index.type == "Sub" and _source(index, 1).is_graph_input()):
     raise ValueError(
       "a list is written at an index other than the loop counter, or the counter from the end"
     )
@@ -122,10 +122,10 @@ def _rounding(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 
 def _source(node: Any, i: int) -> Any:
   """The node that computes an input."""
-  found = node.inputs[i]
-  while found.type == "Identity":
-    found = found.inputs[0]
-  return found
+  source = node.inputs[i]
+  while source.type == "Identity":
+    source = source.inputs[0]
+  return source
 
 
 def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
@@ -143,11 +143,11 @@ def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
       continue
     del write.attr[_BACKWARDS]
     shape, dtype = graph.get_shape(rows), graph.get_dtype(rows)
-    places = {
+    positions = {
       label: _const(graph, f"{name}__{row}", label, [value]) for label, value in _REVERSED.items()
     }
     turned = graph.insert_new_node_on_output(
-      "Slice", rows, name=f"{name}__{row}__turned", inputs=[rows, *places.values()]
+      "Slice", rows, name=f"{name}__{row}__turned", inputs=[rows, *positions.values()]
     )
     graph.set_shape(turned.output[0], shape)
     graph.set_dtype(turned.output[0], dtype)
@@ -155,10 +155,10 @@ def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 
 def _stack(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """The scan output of a Loop, possibly reversed."""
-  rows, made = node.input[0], node.inputs[0]
-  while made.type == "Identity":
-    rows, made = made.input[0], made.inputs[0]
-  if not (made.inputs[0] if made.type == "Slice" else made).is_while():
+  rows, producer = node.input[0], node.inputs[0]
+  while producer.type == "Identity":
+    rows, producer = producer.input[0], producer.inputs[0]
+  if not (producer.inputs[0] if producer.type == "Slice" else producer).is_while():
     raise ValueError("a list that no loop has written")
   graph.remove_node(name)
   graph.replace_all_inputs(node.output[0], rows)

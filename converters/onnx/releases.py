@@ -127,8 +127,11 @@ def _kinds(graph: Any, outer: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if elements := value.type.tensor_type.elem_type:
       dtypes[value.name] = of(elements).lower()
   for node in graph.node:
-    place = _OPERAND.get(node.op_type, 0)
-    yield node.op_type, dtypes.get(node.input[place], "") if len(node.input) > place else "none"
+    position = _OPERAND.get(node.op_type, 0)
+    yield (
+      node.op_type,
+      dtypes.get(node.input[position], "") if len(node.input) > position else "none",
+    )
     for attribute in node.attribute:
       if attribute.HasField("g"):
         yield from _kinds(attribute.g, dtypes)

@@ -145,11 +145,11 @@ def _scatter(op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> l
   """Subtraction adds 0 - updates, because ONNX Runtime has no Neg of unsigned integers."""
   if op.type == "TensorScatterSub":
     return _scattered("TensorScatterAdd", op, x, indices, tf.constant(0, x.dtype) - updates)
-  (found,) = _scattered(op.type, op, x, indices, updates)
+  (result,) = _scattered(op.type, op, x, indices, updates)
   if x.dtype.is_floating and op.type in ("TensorScatterMax", "TensorScatterMin"):
     # ONNX Runtime loses NaN; the lowering rule handles a NaN in the updates
-    found = tf.where(tf.not_equal(x, x), x, found)
-  return [found]
+    result = tf.where(tf.not_equal(x, x), x, result)
+  return [result]
 
 
 def _scattered(
@@ -166,10 +166,10 @@ def _scattered(
     indices = tf.where(tf.reduce_all(inside, -1, keepdims=True), indices, spare)
     x = tf.concat([x, tf.zeros(tf.concat([tf.constant([1], shape.dtype), shape[1:]], 0), dtype)], 0)
   wide = tf.float32 if dtype == tf.float16 else dtype  # ONNX Runtime cannot combine float16
-  found = getattr(tf.raw_ops, kind)(
+  result = getattr(tf.raw_ops, kind)(
     tensor=tf.cast(x, wide), indices=indices, updates=tf.cast(updates, wide)
   )
-  return [tf.cast(found[: shape[0]] if ignored else found, dtype)]
+  return [tf.cast(result[: shape[0]] if ignored else result, dtype)]
 
 
 @replaces(
@@ -180,8 +180,8 @@ def _scattered(
 def _band(op: Any, x: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor) -> list[tf.Tensor]:
   """Selects by a mask; tf2onnx multiplies by one, which makes NaN of infinities."""
   del op
-  kept = masks.band(x, lower, upper, tf.int64)
-  return [_where(kept, x, tf.zeros_like(x))]
+  mask = masks.band(x, lower, upper, tf.int64)
+  return [_where(mask, x, tf.zeros_like(x))]
 
 
 def _where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -197,11 +197,11 @@ def _set_diagonal(op: Any, x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> l
     return same(op, x, diagonal, k)
   sizes = tf.shape(x, tf.int64)
   rows, columns = tf.expand_dims(tf.range(sizes[-2]), 1), tf.expand_dims(tf.range(sizes[-1]), 0)
-  places = tf.minimum(
+  positions = tf.minimum(
     tf.range(sizes[-1]), tf.minimum(sizes[-2], sizes[-1]) - tf.constant(1, tf.int64)
   )
   return [
-    _where(tf.equal(rows, columns), tf.expand_dims(tf.gather(diagonal, places, axis=-1), -2), x)
+    _where(tf.equal(rows, columns), tf.expand_dims(tf.gather(diagonal, positions, axis=-1), -2), x)
   ]
 
 
@@ -257,18 +257,18 @@ def _extreme(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   """Keeps NaN, which ONNX Runtime loses. The identity of a wider dtype does not fit the narrower
   one."""
   if x.dtype.is_floating:
-    (found,) = same(op, x, axes)
+    (result,) = same(op, x, axes)
     nan = tf.reduce_any(tf.not_equal(x, x), axes, keepdims=op.get_attr("keep_dims"))
-    return [tf.where(nan, tf.constant(math.nan, x.dtype), found)]
+    return [tf.where(nan, tf.constant(math.nan, x.dtype), result)]
   if x.dtype.size == 8:
     return [_extreme_of_words(op, x, axes)]
   wide = tf.cast(x, tf.int64 if x.dtype == tf.uint32 else tf.int32)
   shift = tf.constant(2**31 if x.dtype == tf.uint32 else 0, wide.dtype)
-  found = _reduced(op, tf.cast(wide - shift, tf.int32), axes, op.get_attr("keep_dims"))
+  result = _reduced(op, tf.cast(wide - shift, tf.int32), axes, op.get_attr("keep_dims"))
   if x.dtype.size < 4:
     limit, bound = (_larger, x.dtype.min) if op.type == "Max" else (_smaller, x.dtype.max)
-    found = limit(found, tf.constant(bound, tf.int32))
-  return [tf.cast(tf.cast(found, wide.dtype) + shift, x.dtype)]
+    result = limit(result, tf.constant(bound, tf.int32))
+  return [tf.cast(tf.cast(result, wide.dtype) + shift, x.dtype)]
 
 
 def _extreme_of_words(op: Any, x: tf.Tensor, axes: tf.Tensor) -> tf.Tensor:

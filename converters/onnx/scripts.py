@@ -115,8 +115,8 @@ def _marked(x: tf.Tensor) -> tf.Tensor:
 
 def _refuse_bfloat16(concrete: Any) -> None:
   for kind, tensors in (("input", concrete.inputs), ("output", concrete.outputs)):
-    if found := [tensor.op.name for tensor in tensors if tensor.dtype == tf.bfloat16]:
+    if names := [tensor.op.name for tensor in tensors if tensor.dtype == tf.bfloat16]:
       raise ValueError(
-        f"{kind} {found[0]!r} is bfloat16, which ONNX Runtime does not take; convert to float32 "
+        f"{kind} {names[0]!r} is bfloat16, which ONNX Runtime does not take; convert to float32 "
         "in the function"
       )

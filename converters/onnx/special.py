@@ -153,9 +153,9 @@ def _digamma(x: tf.Tensor) -> tf.Tensor:
   t = z + _f64(LANCZOS_G + 0.5)
   right = tf.math.log(t) + slope / total - _f64(LANCZOS_G) / t
   reduced = _f64(math.pi) * (x - tf.round(x))
-  found = tf.where(left, right - _f64(math.pi) * tf.cos(reduced) / tf.sin(reduced), right)
+  result = tf.where(left, right - _f64(math.pi) * tf.cos(reduced) / tf.sin(reduced), right)
   pole = (x <= _f64(0)) & tf.equal(x, tf.floor(x))
-  infinite = tf.where(tf.equal(x, _f64(math.inf)), x, found)
+  infinite = tf.where(tf.equal(x, _f64(math.inf)), x, result)
   return tf.where(pole, _f64(math.nan), infinite)
 
 

@@ -103,15 +103,15 @@ def adapted(
 
   def part(x: Any, of_state: bool) -> Any:
     """The tree with these leaves only. None replaces the others, because None has no leaves."""
-    found = [
+    parts = [
       leaf if changed == of_state else None
       for leaf, changed in zip(tree_util.tree_leaves(x), changes, strict=True)
     ]
-    return tree_util.tree_unflatten(tree, found)
+    return tree_util.tree_unflatten(tree, parts)
 
   def joined(*parts: Any) -> Any:
-    found = [iter(tree_util.tree_leaves(x)) for x in parts]
-    return tree_util.tree_unflatten(tree, [next(found[changed]) for changed in changes])
+    leaves = [iter(tree_util.tree_leaves(x)) for x in parts]
+    return tree_util.tree_unflatten(tree, [next(leaves[changed]) for changed in changes])
 
   def mode(training: bool) -> Whole:
     return whole if training or inference is None else inference
@@ -169,14 +169,14 @@ def with_values(whole: Whole, values: Any, what: str) -> Whole:
     ValueError: a parameter is missing, an array is not in the model, or a shape differs. The
       message begins with `what` and lists paths.
   """
-  given = dict(zip(parameters.paths(values), tree_util.tree_leaves(values), strict=True))
+  by_path = dict(zip(parameters.paths(values), tree_util.tree_leaves(values), strict=True))
   layout = parameters.Layout.of(whole.tree)
-  found, wrong = [], []
+  new_values, wrong = [], []
   for path, leaf in zip(layout.paths, tree_util.tree_leaves(whole.tree), strict=True):
     key = next(
-      (key for key in (path, f"{path}/value", path.removeprefix("model/")) if key in given), path
+      (key for key in (path, f"{path}/value", path.removeprefix("model/")) if key in by_path), path
     )
-    own, new = parameters.words(leaf), given.pop(key, None)
+    own, new = parameters.words(leaf), by_path.pop(key, None)
     if new is None:
       wrong += [f"{path} is missing"] * whole.is_parameter(path)
     elif parameters.key_of(new) not in (None, parameters.key_of(leaf)):
@@ -186,19 +186,19 @@ def with_values(whole: Whole, values: Any, what: str) -> Whole:
       )
     elif parameters.words(new).shape != own.shape:
       wrong.append(f"{path} has shape {parameters.words(new).shape}, the model has {own.shape}")
-    found.append(own if new is None else parameters.words(new))
-  wrong += [f"{path} is not in the model" for path in given]
+    new_values.append(own if new is None else parameters.words(new))
+  wrong += [f"{path} is not in the model" for path in by_path]
   if wrong:
     raise ValueError(
       f"{what} does not fit {whole.name}: {', '.join(wrong[:5])}{' ...' * (len(wrong) > 5)}"
     )
-  return dataclasses.replace(whole, tree=layout.restored(found))
+  return dataclasses.replace(whole, tree=layout.restored(new_values))
 
 
 def _needed_by(eqns: Sequence[Any], results: Sequence[Any]) -> set[Any]:
   """The variables on which the results depend."""
-  found = {v for v in results if not isinstance(v, Literal)}
+  needed = {v for v in results if not isinstance(v, Literal)}
   for eqn in reversed(eqns):
-    if not found.isdisjoint(eqn.outvars):
-      found.update(v for v in eqn.invars if not isinstance(v, Literal))
-  return found
+    if not needed.isdisjoint(eqn.outvars):
+      needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+  return needed

@@ -137,9 +137,9 @@ def check_rows(inputs: Mapping[str, str], outputs: Mapping[str, str], name: str)
   """
   shapes = [*inputs.items(), *outputs.items()]
   sizes = [[str(d) for d in Spec.parse(spec).dims or ("",)] for _, spec in shapes]
-  found = {dims[0] for dims in sizes}
-  others = [d for dims in sizes for d in dims[1:] if found.intersection(variables([d]))]
-  if len(found) != 1 or not next(iter(found)).isidentifier() or others:
+  leading_sizes = {dims[0] for dims in sizes}
+  others = [d for dims in sizes for d in dims[1:] if leading_sizes.intersection(variables([d]))]
+  if len(leading_sizes) != 1 or not next(iter(leading_sizes)).isidentifier() or others:
     listed = ", ".join(f"{tensor}: {spec}" for tensor, spec in shapes)
     raise ValueError(
       f"batching: signature {name!r} has {listed}; to run requests together, each must begin with "

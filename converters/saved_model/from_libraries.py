@@ -194,10 +194,10 @@ def _built(whole: Whole, inputs: Mapping[str, Any], options: Mapping[str, Any]) 
     "gradient_orders",
     "idioms",
   }
-  found = adapted(whole, inputs, options.get("polymorphic_constraints", ()))
-  settings = {"trainable": found.trainable} | {
+  model_parts = adapted(whole, inputs, options.get("polymorphic_constraints", ()))
+  settings = {"trainable": model_parts.trainable} | {
     name: value for name, value in options.items() if name in of_model
   }
-  model = Model(found.params, state=found.state, **settings)
+  model = Model(model_parts.params, state=model_parts.state, **settings)
   rest = {name: value for name, value in options.items() if name not in of_model}
-  return model.add(found.fun, inputs=inputs, stateful=found.state is not None, **rest)
+  return model.add(model_parts.fun, inputs=inputs, stateful=model_parts.state is not None, **rest)

@@ -40,39 +40,39 @@ def readers(directory: Path, graph: Any) -> dict[str, Callable[[], np.ndarray]]:
   Raises:
     ValueError: the files are damaged or missing. Reading a value may raise it too.
   """
-  place = directory / "variables" / "variables"
+  prefix = directory / "variables" / "variables"
 
   def read(key: str) -> Any:
     try:
-      value = tf.train.load_checkpoint(str(place)).get_tensor(key)
+      value = tf.train.load_checkpoint(str(prefix)).get_tensor(key)
       return value if key == _GRAPH else np.asarray(value)
     except (tf.errors.OpError, RuntimeError, IndexError, ValueError) as error:
-      raise _damaged(place.parent, str(error).splitlines()[0]) from error
+      raise _damaged(prefix.parent, str(error).splitlines()[0]) from error
 
-  if not Path(f"{place}.index").exists():
+  if not Path(f"{prefix}.index").exists():
     if any(node.HasField("variable") for node in graph.object_graph_def.nodes) or any(
       n.op in _VARIABLES for n in graph.graph_def.node
     ):
-      raise _damaged(place.parent, f"there is no {place.name}.index")
+      raise _damaged(prefix.parent, f"there is no {prefix.name}.index")
     return {}
   try:
-    keys = tf.train.load_checkpoint(str(place)).get_variable_to_shape_map()
+    keys = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
   except (tf.errors.OpError, RuntimeError, ValueError) as error:
-    raise _damaged(place.parent, str(error).splitlines()[0]) from error
+    raise _damaged(prefix.parent, str(error).splitlines()[0]) from error
   if _GRAPH not in keys:  # written by TensorFlow 1
     return {key: functools.partial(read, key) for key in sorted(keys)}
   objects = trackable_object_graph_pb2.TrackableObjectGraph.FromString(read(_GRAPH))
-  found = sorted(
+  names_and_keys = sorted(
     (a.full_name, a.checkpoint_key)
     for node in objects.nodes
     for a in node.attributes
     if a.name == _VALUE
   )
-  names = collections.Counter(name for name, _ in found)
+  names = collections.Counter(name for name, _ in names_and_keys)
   # The model chooses the names; several variables may share one.
   return {
     name if name and names[name] == 1 else f"{name} ({key})": functools.partial(read, key)
-    for name, key in found
+    for name, key in names_and_keys
   }
 
 

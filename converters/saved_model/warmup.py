@@ -44,15 +44,20 @@ def prepared(
       else next(iter(signatures))
     )
     requests = {name: requests} if requests else {}
-  found = [(name, request) for name, of_signature in requests.items() for request in of_signature]
-  if moving := [name for name, _ in found if name in stateful]:
+  named_requests = [
+    (name, request) for name, of_signature in requests.items() for request in of_signature
+  ]
+  if moving := [name for name, _ in named_requests if name in stateful]:
     raise ValueError(
       f"warm-up of signature {moving[0]!r} would change the state before the first request; omit "
       "its requests"
     )
-  if len(found) > MOST:
-    raise ValueError(f"{len(found)} warm-up requests; TF Serving takes at most {MOST}")
-  return [(name, _tensors(i, name, request, signatures)) for i, (name, request) in enumerate(found)]
+  if len(named_requests) > MOST:
+    raise ValueError(f"{len(named_requests)} warm-up requests; TF Serving takes at most {MOST}")
+  return [
+    (name, _tensors(i, name, request, signatures))
+    for i, (name, request) in enumerate(named_requests)
+  ]
 
 
 def _tensors(

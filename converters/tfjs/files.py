@@ -43,8 +43,8 @@ def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
   graph = concrete.graph.as_graph_def()
   # Not "arithmetic": it makes Log1p of log(1 + x) again. Not "remap": the wasm backend's fused
   # activations lose NaN.
-  kept = [tensor.op.name for tensor in (*inputs.values(), *outputs.values())]
-  return _tf_compat.optimized(graph, kept, ["constfold", "dependency"]), signature
+  names = [tensor.op.name for tensor in (*inputs.values(), *outputs.values())]
+  return _tf_compat.optimized(graph, names, ["constfold", "dependency"]), signature
 
 
 def _described(tensor: tf.Tensor) -> dict[str, Any]:
@@ -68,14 +68,14 @@ def nodes(graph: Any) -> Iterator[Any]:
 
 def missing(graph: Any) -> dict[str, str]:
   """{type of op: why} for ops that TF.js cannot run."""
-  found: dict[str, str] = {}
+  reasons: dict[str, str] = {}
   for node in nodes(graph):
     if rule.REFUSED in node.attr:
       op, _, why = node.attr[rule.REFUSED].s.decode().partition(":")
-      found[op] = found.get(op) or why
+      reasons[op] = reasons.get(op) or why
     elif node.op not in SUPPORTED:
-      found.setdefault(node.op, "")
-  return found
+      reasons.setdefault(node.op, "")
+  return reasons
 
 
 def is_asynchronous(graph: Any) -> bool:
@@ -137,11 +137,11 @@ def write(
 
 
 def _as_json(graph: Any) -> dict[str, Any]:
-  found: dict[str, Any] = json_format.MessageToDict(graph)
-  for node in found["node"]:
+  graph_json: dict[str, Any] = json_format.MessageToDict(graph)
+  for node in graph_json["node"]:
     for dim in node.get("attr", {}).get("shape", {}).get("shape", {}).get("dim", []):
       dim.setdefault("size", "0")  # protocol buffers omit zeros, which TF.js then reads as NaN
-  return found
+  return graph_json
 
 
 def _own_names(graph: Any) -> Any:

@@ -46,8 +46,8 @@ def scattered_rows(
 def summed_rows(
   op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor
 ) -> tf.Tensor:
-  found = summed(op, indices, updates, shape)
-  return ints.wrapped(found, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else found
+  result = summed(op, indices, updates, shape)
+  return ints.wrapped(result, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else result
 
 
 def diagonal(function: Callable[..., tf.Tensor]) -> Replacement:
@@ -90,8 +90,8 @@ def moved_as_int32(op: tf.Operation, x: tf.Tensor, *others: tf.Tensor) -> Sequen
   """Moves bools as int32, because the wasm kernels read a bool as four bytes."""
   if op.inputs[0].dtype != tf.bool:
     return same(op, x, *others)
-  [found] = replay.again(op, [tf.cast(x, tf.int32), *others], {tf.bool: tf.int32})
-  return [tf.not_equal(found, 0)]
+  [result] = replay.again(op, [tf.cast(x, tf.int32), *others], {tf.bool: tf.int32})
+  return [tf.not_equal(result, 0)]
 
 
 @guarded
@@ -121,10 +121,10 @@ def gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) 
     tf.range(joined) * sizes[batch],
     tf.concat([sizes[:batch], tf.ones([count - batch], tf.int32)], 0),
   )
-  found = tf.gather(flat, indices + first)
+  gathered = tf.gather(flat, indices + first)
   between = range(count, count + at - batch)
   after = range(count + at - batch, count + rank - batch - 1)
-  result = tf.transpose(found, [*range(batch), *between, *range(batch, count), *after])
+  result = tf.transpose(gathered, [*range(batch), *between, *range(batch, count), *after])
   result.set_shape(op.outputs[0].shape)
   return [result]
 
@@ -160,8 +160,8 @@ def one_hot(
   op: tf.Operation, indices: tf.Tensor, depth: tf.Tensor, on: tf.Tensor, off: tf.Tensor
 ) -> tf.Tensor:
   axis = op.get_attr("axis") % (indices.shape.rank + 1)
-  places = tf.reshape(tf.range(depth), [-1] + [1] * (indices.shape.rank - axis))
-  return tf.where(tf.equal(tf.expand_dims(indices, axis), places), on, off)
+  positions = tf.reshape(tf.range(depth), [-1] + [1] * (indices.shape.rank - axis))
+  return tf.where(tf.equal(tf.expand_dims(indices, axis), positions), on, off)
 
 
 @replaces("ShapeN", on="tfjs", because="TF.js 4.22: wasm has float32")

@@ -51,27 +51,27 @@ def packages() -> Path:
   if folder.is_dir():
     return folder
   cache.mkdir(parents=True, exist_ok=True)
-  place = Path(tempfile.mkdtemp(prefix=".tfjs-", dir=cache))
+  staging = Path(tempfile.mkdtemp(prefix=".tfjs-", dir=cache))
   try:
     for name in ("package.json", "package-lock.json"):
-      shutil.copy(_HERE / name, place / name)
+      shutil.copy(_HERE / name, staging / name)
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
     environment = {**os.environ, "PATH": _path()}  # npm looks for node on PATH
     done = subprocess.run(
-      command, cwd=place, env=environment, capture_output=True, text=True, check=False
+      command, cwd=staging, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
       raise ImportError(
         f"exporting to TF.js needs its packages, and npm ci failed:\n{done.stderr.strip()[-1000:]}"
       )
     try:
-      durable.move(place, folder)
+      durable.move(staging, folder)
     except OSError:  # another process installed it first
       if not folder.is_dir():
         raise
     return folder
   finally:
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _path() -> str:
@@ -81,10 +81,10 @@ def _path() -> str:
 
 
 def _program(name: str) -> str:
-  found = shutil.which(name, path=_path())
-  if found is None:
+  program = shutil.which(name, path=_path())
+  if program is None:
     raise ImportError(f"exporting to TF.js needs {name} of Node.js: pip install 'jax2tf[tfjs]'")
-  return found
+  return program
 
 
 def answers(
@@ -111,13 +111,13 @@ def answers(
   if ended.code:
     raise RuntimeError(f"{runtime} cannot load the model: {ended.errors.strip()[-2000:]}")
   head, _, data = ended.response.partition(b"\n")
-  found: list[Answer] = json.loads(head)
-  for answer in found:
+  answered: list[Answer] = json.loads(head)
+  for answer in answered:
     arrays = {key: _array(data, spec) for key, spec in answer["outputs"].items()}
     answer["outputs"] = {
       key: _of_dtype(array, Spec.parse(outputs[key]).dtype) for key, array in arrays.items()
     }
-  return found
+  return answered
 
 
 def _request(outputs: Sequence[str], runs: Sequence[plan.Run]) -> Iterator[bytes]:

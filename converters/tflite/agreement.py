@@ -36,14 +36,16 @@ class Agreement:
 
   @classmethod
   def of(
-    cls, found: Sequence[np.ndarray], expected: Sequence[np.ndarray], scores: bool | None
+    cls, actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], scores: bool | None
   ) -> Agreement:
     """From arrays of equal shapes, one for each sample. `scores`: None to decide by the reference;
     see `are_probabilities`."""
-    x, y = (np.concatenate([np.asarray(a).ravel() for a in arrays]) for arrays in (found, expected))
+    x, y = (
+      np.concatenate([np.asarray(a).ravel() for a in arrays]) for arrays in (actual, expected)
+    )
     if not jnp.issubdtype(expected[0].dtype, np.inexact):
       return cls(cosine(x, y), None, float(np.mean(x == y)) if x.size else None, x.size)
-    x, y = (_features(arrays) for arrays in (found, expected))
+    x, y = (_features(arrays) for arrays in (actual, expected))
     mean = y.mean(0) if len(y) else 0.0
     still = np.linalg.norm(y - mean) <= _STILL * np.linalg.norm(y)
     variation = None if still or len(y) < 2 else cosine(x - mean, y - mean)

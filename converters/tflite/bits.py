@@ -49,7 +49,7 @@ def _is_rotation(op: tf.Operation) -> bool:
     if x.op.type in ("LeftShift", "RightShift")
   }
   dtype = op.inputs[0].dtype
-  if len(shifts) < 2 or not dtype.is_unsigned or any(places is None for places in shifts.values()):
+  if len(shifts) < 2 or not dtype.is_unsigned or any(amount is None for amount in shifts.values()):
     return False
   return bool(
     np.all(
@@ -62,45 +62,45 @@ def inverted(x: tf.Tensor) -> tf.Tensor:
   return tf.bitwise.bitwise_xor(x, tf.constant(-1, tf.int32))
 
 
-def left_shift(op: tf.Operation, x: tf.Tensor, places: tf.Tensor) -> Sequence[tf.Tensor]:
-  return [_left(x, places) if x.dtype.size < 8 else _shifted(x, places, _left_near, _left_far)]
+def left_shift(op: tf.Operation, x: tf.Tensor, amount: tf.Tensor) -> Sequence[tf.Tensor]:
+  return [_left(x, amount) if x.dtype.size < 8 else _shifted(x, amount, _left_near, _left_far)]
 
 
-def right_shift(op: tf.Operation, x: tf.Tensor, places: tf.Tensor) -> Sequence[tf.Tensor]:
+def right_shift(op: tf.Operation, x: tf.Tensor, amount: tf.Tensor) -> Sequence[tf.Tensor]:
   """x >> n: logical for unsigned integers. Those narrower than 32 bits are not negative in int32,
   so RightShift is right."""
   shift = logical_shift if op.inputs[0].dtype in (tf.uint32, tf.uint64) else _arithmetic
   if x.dtype.size < 8:
-    return [shift(x, places)]
+    return [shift(x, amount)]
   return [
     _shifted(
       x,
-      places,
+      amount,
       functools.partial(_right_near, shift=shift),
       functools.partial(_right_far, shift=shift),
     )
   ]
 
 
-def _left(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+def _left(x: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
   """x << n as x * 2**n."""
   powers = np.array([1 << k for k in range(32)], np.uint32).view(np.int32)
-  if (known := tf.get_static_value(places)) is not None:
+  if (known := tf.get_static_value(amount)) is not None:
     return x * tf.constant(powers[np.clip(known, 0, 31)])
-  within = tf.minimum(tf.maximum(places, tf.constant(0, tf.int32)), tf.constant(31, tf.int32))
+  within = tf.minimum(tf.maximum(amount, tf.constant(0, tf.int32)), tf.constant(31, tf.int32))
   return x * tf.gather(tf.constant(powers), within)
 
 
-def _arithmetic(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+def _arithmetic(x: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
   """The arithmetic shift x >> n."""
-  return tf.bitwise.right_shift(*_of_one_shape(x, places))
+  return tf.bitwise.right_shift(*_of_one_shape(x, amount))
 
 
-def logical_shift(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+def logical_shift(x: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
   """The logical shift x >> n, by LiteRT's uint32 kernel on the same bits."""
-  x, places = _of_one_shape(x, places)
+  x, amount = _of_one_shape(x, amount)
   return tf.cast(
-    tf.bitwise.right_shift(tf.cast(x, tf.uint32), tf.cast(places, tf.uint32)), tf.int32
+    tf.bitwise.right_shift(tf.cast(x, tf.uint32), tf.cast(amount, tf.uint32)), tf.int32
   )
 
 
@@ -113,7 +113,7 @@ def _of_one_shape(x: tf.Tensor, y: tf.Tensor) -> _Words:
 
 
 def _shifted(
-  x: tf.Tensor, places: tf.Tensor, near: Callable[..., _Words], far: Callable[..., _Words]
+  x: tf.Tensor, amount: tf.Tensor, near: Callable[..., _Words], far: Callable[..., _Words]
 ) -> tf.Tensor:
   """A shift of 64-bit integers.
 
@@ -121,13 +121,13 @@ def _shifted(
     near: (low word, high word, n) -> both shifted by n < 32.
     far: the same, shifted by 32 + n.
   """
-  known = tf.get_static_value(places)
+  known = tf.get_static_value(amount)
   if known is not None and known.ndim == 0:
     n = int(np.clip(known, 0, 63))
     word, count = tf.constant(n % 32), None
   else:
     count = tf.minimum(
-      tf.maximum(tf.bitcast(places, tf.int32)[..., 0], tf.constant(0)), tf.constant(63)
+      tf.maximum(tf.bitcast(amount, tf.int32)[..., 0], tf.constant(0)), tf.constant(63)
     )
     n, word = 0, tf.where(count < tf.constant(32), count, count - tf.constant(32))
   low, high = tf.unstack(tf.bitcast(x, tf.int32), axis=-1)

@@ -31,23 +31,23 @@ def half_precision(model: bytes) -> bytes:
   """The .tflite model with all large float32 constants in float16, except those outside its
   range."""
   tools = runtime.extra("ai_edge_litert.tools.flatbuffer_utils")
-  made = tools.read_model_from_bytearray(bytearray(model))
+  model_object = tools.read_model_from_bytearray(bytearray(model))
   # {buffer of float32: that of float16, or None if it does not fit}
   halves: dict[int, int | None] = {}
-  for graph in made.subgraphs:
+  for graph in model_object.subgraphs:
     dequantized = []
     for i, tensor in enumerate(list(graph.tensors)):
       if (
         tensor.type != tools.TensorType.FLOAT32
-        or (data := made.buffers[tensor.buffer].data) is None
+        or (data := model_object.buffers[tensor.buffer].data) is None
       ):
         continue
       source = int(tensor.buffer)
       if source not in halves:
         halves[source] = None
         if (half := _rounded(np.frombuffer(data.tobytes(), np.float32))) is not None:
-          halves[source] = len(made.buffers)
-          made.buffers.append(tools.BufferT(data=half.view(np.uint8)))
+          halves[source] = len(model_object.buffers)
+          model_object.buffers.append(tools.BufferT(data=half.view(np.uint8)))
       if (buffer := halves[source]) is not None:
         weights = tools.TensorT(
           shape=tensor.shape,
@@ -58,22 +58,22 @@ def half_precision(model: bytes) -> bytes:
         weights.hasRank, tensor.buffer = tensor.hasRank, 0
         dequantized.append(
           tools.OperatorT(
-            opcodeIndex=len(made.operatorCodes), inputs=[len(graph.tensors)], outputs=[i]
+            opcodeIndex=len(model_object.operatorCodes), inputs=[len(graph.tensors)], outputs=[i]
           )
         )
         graph.tensors.append(weights)
     graph.operators = dequantized + graph.operators
   if any(buffer is not None for buffer in halves.values()):
     op = tools.BuiltinOperator.DEQUANTIZE
-    made.operatorCodes.append(
+    model_object.operatorCodes.append(
       tools.OperatorCodeT(builtinCode=op, deprecatedBuiltinCode=op, version=_DEQUANTIZE_FLOAT16)
     )
-  used = {int(tensor.buffer) for graph in made.subgraphs for tensor in graph.tensors}
+  used = {int(tensor.buffer) for graph in model_object.subgraphs for tensor in graph.tensors}
   for source, buffer in halves.items():
     if buffer is not None and source not in used:
-      made.buffers[source].data = None
+      model_object.buffers[source].data = None
   builder = _Builder(len(model))
-  builder.Finish(made.Pack(builder), file_identifier=b"TFL3")
+  builder.Finish(model_object.Pack(builder), file_identifier=b"TFL3")
   return bytes(builder.Output())
 
 

@@ -35,10 +35,10 @@ def _extreme(kind: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   # TF 2.21: of max(min(x, 6), 0) the converter makes Relu6, which has no kernel for integers; not
   # with a constant first.
   x, y = (y, x) if x.dtype.is_integer and _is_constant(y) else (x, y)
-  found = getattr(tf.raw_ops, kind)(x=x, y=y)
+  result = getattr(tf.raw_ops, kind)(x=x, y=y)
   for operand in (x, y) if x.dtype.is_floating and not (_is_number(x) or _is_number(y)) else ():
-    found = tf.where(tf.math.is_nan(operand), operand, found)
-  return found
+    result = tf.where(tf.math.is_nan(operand), operand, result)
+  return result
 
 
 @replaces("Relu", "Relu6", on="tflite", because="LiteRT 2.3: no kernel for integers")
@@ -69,11 +69,11 @@ def _clipped(
 @functools.partial(widened, ordered=True)
 def _largest(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Tensor]:
   """Max and Min, which lose a NaN."""
-  [found] = again(op, (x, axes), WIDER)
+  [result] = again(op, (x, axes), WIDER)
   if not x.dtype.is_floating:
-    return [found]
+    return [result]
   lost = tf.reduce_any(tf.math.is_nan(x), axes, op.get_attr("keep_dims"))
-  return [tf.where(lost, tf.constant(np.nan, x.dtype), found)]
+  return [tf.where(lost, tf.constant(np.nan, x.dtype), result)]
 
 
 @replaces("Cumprod", on="tflite", because="LiteRT 2.3: no kernel")
@@ -83,8 +83,8 @@ def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Ten
   Algorithms, 1986)."""
   if op.get_attr("exclusive"):
     return again(op, (x, axis), WIDER)
-  place = int(tf.get_static_value(axis)) % x.shape.rank
-  order = [place, *(i for i in range(x.shape.rank) if i != place)]
+  dimension = int(tf.get_static_value(axis)) % x.shape.rank
+  order = [dimension, *(i for i in range(x.shape.rank) if i != dimension)]
   y = tf.transpose(x, order)
   y = tf.reverse(y, [0]) if op.get_attr("reverse") else y
   size, shape = tf.shape(y)[0], y.shape
@@ -277,12 +277,12 @@ def _is_of_squares(x: tf.Tensor) -> bool:
 def _is_from_vector(op: tf.Operation) -> bool:
   """Whether an operand is a reshaped vector: the converter drops the Reshape, and then refuses the
   rank."""
-  made = [x.op for x in op.inputs]
+  producers = [x.op for x in op.inputs]
   known = any(tf.get_static_value(x) is not None for x in op.inputs)
   return (
     op.type == "MatMul"
     and not known
-    and any(y.type == "Reshape" and y.inputs[0].shape.rank == 1 for y in made)
+    and any(y.type == "Reshape" and y.inputs[0].shape.rank == 1 for y in producers)
   )
 
 
@@ -298,8 +298,8 @@ def _padded(
         _appended(x, sides, value[0] if value else tf.zeros([], x.dtype)), op.outputs[0].shape
       )
     ]
-  made = paddings.op  # the lowering rule reshapes a constant
-  known = tf.get_static_value(made.inputs[0] if made.type == "Reshape" else paddings)
+  producer = paddings.op  # the lowering rule reshapes a constant
+  known = tf.get_static_value(producer.inputs[0] if producer.type == "Reshape" else paddings)
   if known is None or known.size <= 2 * 4:
     return again(op, (x, paddings, *value), WIDER)
   for axis, sides in enumerate(known.reshape(-1, 2).tolist()):

@@ -51,8 +51,8 @@ def widened(
   def replacement(op: tf.Operation, *operands: Any) -> Sequence[Any]:
     if not any(x.dtype in wider for x in (*op.inputs, *op.outputs)):
       return inner(op, *operands) if inner else again(op, operands)
-    given = [wide(x) for x in operands]
-    results = inner(op, *given) if inner else again(op, given, wider)
+    wide_operands = [wide(x) for x in operands]
+    results = inner(op, *wide_operands) if inner else again(op, wide_operands, wider)
     return [
       narrow(x, y.dtype) if y.dtype in wider else x
       for x, y in zip(results, op.outputs, strict=True)

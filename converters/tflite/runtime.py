@@ -134,7 +134,7 @@ def _floats(record: SignatureRecord) -> list[str]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
   """Silences C++ libraries, which log to the stderr of the process, and Python's warnings."""
-  kept = os.dup(2)
+  stderr = os.dup(2)
   with (
     tempfile.TemporaryFile() as log,
     warnings.catch_warnings(),
@@ -146,5 +146,5 @@ def quiet() -> Iterator[None]:
     try:
       yield
     finally:
-      os.dup2(kept, 2)
-      os.close(kept)
+      os.dup2(stderr, 2)
+      os.close(stderr)

@@ -24,14 +24,14 @@ def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
     return [_SCATTERS["ScatterNd" if is_sum else op.type](*operands)]
   rows = Rows.of(indices, lists.apart(updates), shape)
   if is_sum:
-    found = tf.scatter_nd(rows.vectors, rows.updates, rows.extended_shape)
+    result = tf.scatter_nd(rows.vectors, rows.updates, rows.extended_shape)
   elif op.type == "TensorScatterUpdate":
-    found = _last_of_each(operands[0], rows)
+    result = _last_of_each(operands[0], rows)
   elif op.type in _SCATTERS:
-    found = _SCATTERS[op.type](rows.extended(operands[0]), rows.vectors, rows.updates)
+    result = _SCATTERS[op.type](rows.extended(operands[0]), rows.vectors, rows.updates)
   else:
     return [_extreme(op, operands[0], rows)]
-  return [with_shape(rows.cut(found), op.outputs[0].shape)]
+  return [with_shape(rows.cut(result), op.outputs[0].shape)]
 
 
 def _last_of_each(x: tf.Tensor, rows: Rows) -> tf.Tensor:
@@ -49,10 +49,10 @@ def _extreme(op: tf.Operation, x: tf.Tensor, rows: Rows) -> tf.Tensor:
   (largest) number."""
   largest = op.type == "TensorScatterMax"
   segment = tf.math.unsorted_segment_max if largest else tf.math.unsorted_segment_min
-  found = rows.cut(segment(rows.updates, rows.numbers, rows.places + 1))
+  result = rows.cut(segment(rows.updates, rows.numbers, rows.places + 1))
   none = tf.constant(x.dtype.min if largest else x.dtype.max, x.dtype)
   return tf.where(
-    tf.equal(found, none), x, tf.maximum(x, found) if largest else tf.minimum(x, found)
+    tf.equal(result, none), x, tf.maximum(x, result) if largest else tf.minimum(x, result)
   )
 
 

@@ -45,6 +45,7 @@ def converter(
     b'TFL3'
   """
   functions = [export.prepared(concrete, [(TABLE, {})]) for concrete in concrete_functions]
-  made = tf.lite.TFLiteConverter.from_concrete_functions(functions, trackable_obj)
-  made.canonicalizing_inf_as_min_max_float = False  # otherwise also where(x > 0, inf, x) is finite
-  return made
+  tf_converter = tf.lite.TFLiteConverter.from_concrete_functions(functions, trackable_obj)
+  # Otherwise where(x > 0, inf, x) is finite, too.
+  tf_converter.canonicalizing_inf_as_min_max_float = False
+  return tf_converter

@@ -67,9 +67,9 @@ def log(x: tf.Tensor) -> tf.Tensor:
     _at_least(_LARGE, x), tf.math.log(x * like(0.25, x)) + like(2 * _LN2, x), tf.math.log(x)
   )
   near = (x > like(math.sqrt(0.5), x)) & (x < like(math.sqrt(2), x))
-  found = tf.where(near, _log1p_near_zero(x - like(1.0, x)), far)
+  result = tf.where(near, _log1p_near_zero(x - like(1.0, x)), far)
   # the root of infinities and NaN is their logarithm
-  return tf.where(_at_least(math.inf, tf.abs(x)), tf.sqrt(x), found)
+  return tf.where(_at_least(math.inf, tf.abs(x)), tf.sqrt(x), result)
 
 
 def log1p(x: tf.Tensor) -> tf.Tensor:
@@ -93,10 +93,10 @@ def sqrt(x: tf.Tensor) -> tf.Tensor:
 def rsqrt(x: tf.Tensor) -> tf.Tensor:
   """1 / sqrt(x); XNNPACK's kernel returns NaN for 0, and with AVX2 too large numbers as in
   `sqrt`."""
-  found = tf.where(
+  result = tf.where(
     _at_least(_LARGE, x), like(0.5, x) * tf.math.rsqrt(x * like(0.25, x)), tf.math.rsqrt(x)
   )
-  return tf.where(tf.equal(x, like(0.0, x)), divided(like(1.0, x), x), found)
+  return tf.where(tf.equal(x, like(0.0, x)), divided(like(1.0, x), x), result)
 
 
 def softplus(x: tf.Tensor) -> tf.Tensor:
@@ -153,23 +153,23 @@ def asinh(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
   near = tf.minimum(size, like(1e9, x))
   square = near * near
-  found = log1p(near + square / (like(1.0, x) + tf.sqrt(square + like(1.0, x))))
-  found = tf.where(size < like(1e9, x), found, log(size) + like(_LN2, x))
-  return _keeping_nan(x, tf.where(x < like(0.0, x), -found, found))
+  result = log1p(near + square / (like(1.0, x) + tf.sqrt(square + like(1.0, x))))
+  result = tf.where(size < like(1e9, x), result, log(size) + like(_LN2, x))
+  return _keeping_nan(x, tf.where(x < like(0.0, x), -result, result))
 
 
 def acosh(x: tf.Tensor) -> tf.Tensor:
   """log(x + sqrt(x**2 - 1)) by t = x - 1; log(2 x) for large x; NaN below 1."""
   t = tf.minimum(x, like(1e9, x)) - like(1.0, x)
   near = log1p(t + tf.sqrt(t * (t + like(2.0, x))))
-  found = tf.where(x < like(1e9, x), near, log(x) + like(_LN2, x))
-  return tf.where(x >= like(1.0, x), found, like(math.nan, x))
+  result = tf.where(x < like(1e9, x), near, log(x) + like(_LN2, x))
+  return tf.where(x >= like(1.0, x), result, like(math.nan, x))
 
 
 def atanh(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
-  found = like(0.5, x) * log1p(like(2.0, x) * size / subtracted(like(1.0, x), size))
-  return tf.where(x < like(0.0, x), -found, found)
+  result = like(0.5, x) * log1p(like(2.0, x) * size / subtracted(like(1.0, x), size))
+  return tf.where(x < like(0.0, x), -result, result)
 
 
 def erf(x: tf.Tensor) -> tf.Tensor:
@@ -201,14 +201,14 @@ def next_after(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     tf.where(up, tf.constant(1, tf.int32), tf.constant(-(2**31) + 1, tf.int32)),
     tf.bitcast(x, tf.int32) + step,
   )
-  found = tf.where(tf.equal(x, y), y, tf.bitcast(bits, tf.float32))
-  return tf.where(tf.math.is_nan(x), x, tf.where(tf.math.is_nan(y), y, found))
+  result = tf.where(tf.equal(x, y), y, tf.bitcast(bits, tf.float32))
+  return tf.where(tf.math.is_nan(x), x, tf.where(tf.math.is_nan(y), y, result))
 
 
 def remainder(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x - y trunc(x / y), exactly. FloorMod equals C's fmod for nonnegative operands."""
-  found = tf.math.floormod(tf.abs(x), tf.abs(y))
-  return tf.where(x < like(0.0, x), -found, found)
+  result = tf.math.floormod(tf.abs(x), tf.abs(y))
+  return tf.where(x < like(0.0, x), -result, result)
 
 
 def _erfc_from_one(x: tf.Tensor) -> tf.Tensor:

@@ -60,35 +60,38 @@ def converted(
   """Converts the signatures, and one that returns the state; see `runtime.converted`."""
   names = {f"jax2tf_state_{i}": variable for i, variable in enumerate(state.variables)}
   module = tf.Module()
-  module.kept = [
+  module.state_variables = [
     tf.Variable(_bits(v.read_value(), _HELD[v.dtype]), name=v.name.split(":")[0])
     for v in state.variables
   ]
-  kept = dict(zip(names, module.kept, strict=True))
+  variables = dict(zip(names, module.state_variables, strict=True))
 
   def stateful(frozen: Any) -> Callable[..., dict[str, tf.Tensor]]:
     def call(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
       before = {
-        name: _bits(variable.read_value(), names[name].dtype) for name, variable in kept.items()
+        name: _bits(variable.read_value(), names[name].dtype)
+        for name, variable in variables.items()
       }
-      found = dict(frozen(**inputs, **before))
-      for name, variable in kept.items():
-        variable.assign(_bits(found.pop(name), variable.dtype))
-      return found
+      results = dict(frozen(**inputs, **before))
+      for name, variable in variables.items():
+        variable.assign(_bits(results.pop(name), variable.dtype))
+      return results
 
     return call
 
   def present() -> dict[str, tf.Tensor]:
-    outputs = zip(_outputs(state.layout.paths), module.kept, state.variables, strict=True)
+    outputs = zip(
+      _outputs(state.layout.paths), module.state_variables, state.variables, strict=True
+    )
     return {output: _bits(variable.read_value(), v.dtype) for output, variable, v in outputs}
 
-  found = {}
+  signatures = {}
   for name, signature in source.signatures.items():
     frozen = replay.frozen(signature.function, table, state=names if signature.state else None)
     specs = {name: spec for name, spec in input_specs(frozen).items() if name not in names}
-    found[name] = runtime.concrete(stateful(frozen), specs) if signature.state else frozen
+    signatures[name] = runtime.concrete(stateful(frozen), specs) if signature.state else frozen
   return runtime.converted(
-    found | {SIGNATURE: runtime.concrete(present, {})}, runtime.with_variables, refuse, module
+    signatures | {SIGNATURE: runtime.concrete(present, {})}, runtime.with_variables, refuse, module
   )
 
 
@@ -100,13 +103,14 @@ def with_state(
   subject = plan.Subject(SIGNATURE, manifest.SignatureRecord({}, {}), lambda: None, [])
 
   def of_both(runs: Sequence[plan.Run]) -> list[Answer]:
-    asked: list[plan.Run] = []
+    requested: list[plan.Run] = []
     for run in runs:
       shown = plan.Run(subject, {}, run.values, {}, timed=False, continues=True)
-      asked += [replace(run, timed=False), shown] if run.subject.paths else [run]
-    found = iter(answers(asked))
+      requested += [replace(run, timed=False), shown] if run.subject.paths else [run]
+    answered = iter(answers(requested))
     return [
-      _joined(run, next(found), next(found)) if run.subject.paths else next(found) for run in runs
+      _joined(run, next(answered), next(answered)) if run.subject.paths else next(answered)
+      for run in runs
     ]
 
   return of_both

@@ -53,8 +53,8 @@ def _prepared(tf: Any, model: Any, run: dict[str, Any]) -> Callable[[], dict[str
 
 
 def _outputs(signature: Any, tensors: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-  found = {name: tensor.numpy() for name, tensor in signature(**tensors).items()}
-  return found | {f"state/{path}": variable.numpy() for path, variable in state.items()}
+  outputs = {name: tensor.numpy() for name, tensor in signature(**tensors).items()}
+  return outputs | {f"state/{path}": variable.numpy() for path, variable in state.items()}
 
 
 def _written(model: Any) -> list[Any]:

@@ -34,11 +34,11 @@ def of_results(fun: Callable[..., Any], *args: Any) -> Any:
     return leaves
 
   closed = jax.make_jaxpr(flat)(*args)
-  found = _coarsest_of_each(closed.jaxpr, [None] * len(closed.jaxpr.invars))
+  coarsest = _coarsest_of_each(closed.jaxpr, [None] * len(closed.jaxpr.invars))
   # Arrays of the same shapes without memory, because a class in the result may look at them.
   arrays = [
     np.broadcast_to(np.zeros((), aval.dtype if dtype is None else dtype), aval.shape)
-    for aval, dtype in zip(closed.out_avals, found, strict=True)
+    for aval, dtype in zip(closed.out_avals, coarsest, strict=True)
   ]
   return jax.tree.unflatten(tree, arrays)
 

@@ -73,17 +73,22 @@ class Measure:
     rng = np.random.default_rng(0)
     moved = [_moved(args, rng) for _ in range(_SAMPLES - 1)]
     first = self._function(*args)
-    found = [jax.tree.leaves(x) for x in (first, *(self._function(*each) for each in moved))]
+    evaluations = [jax.tree.leaves(x) for x in (first, *(self._function(*each) for each in moved))]
     # there is nothing wider
     double = any(
-      getattr(x, "dtype", None) in (np.dtype(np.float64), np.dtype(np.complex128)) for x in found[0]
+      getattr(x, "dtype", None) in (np.dtype(np.float64), np.dtype(np.complex128))
+      for x in evaluations[0]
     )
     try:
       exact = [wide(*each) for each in (args, *moved)] if wide and not double else []
     except Exception:  # XLA does not compile each op for float64; each failure has its own error
       exact = []
     # Without them, how far inputs that differ in the last place move the results.
-    pairs = zip(found, exact, strict=True) if exact else ((found[0], each) for each in found[1:])
+    pairs = (
+      zip(evaluations, exact, strict=True)
+      if exact
+      else ((evaluations[0], each) for each in evaluations[1:])
+    )
     distances = [[_distance(x, y) for x, y in zip(*pair, strict=True)] for pair in pairs]
     largest = [functools.reduce(np.maximum, each) for each in zip(*distances, strict=True)]
     return jax.tree.unflatten(
