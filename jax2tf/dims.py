@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -294,7 +294,7 @@ def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
   return eqns_by_products
 
 
-def _is_within_sizes(eqn: Eqn, producers: dict[Any, Any]) -> bool:
+def _is_within_sizes(eqn: Eqn, producers: Mapping[Any, Eqn]) -> bool:
   """Whether the product is not larger than the size that it is made of: -1 times a size, or 2 times
   the half of one."""
   if eqn.primitive.name != "mul" or sum(isinstance(v, Literal) for v in eqn.invars) != 1:

@@ -5,7 +5,7 @@ JAX's fori_loop with static bounds is a scan that carries its counter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.extend.core.primitives as P
@@ -108,7 +108,7 @@ def arithmetic_progression(v: Any, numbers: Numbers) -> tuple[int, int] | None:
   return (int(wide[0]), int(step)) if (np.diff(wide) == step).all() else None
 
 
-def _added(producer: dict[Any, Any], v: Any, out: Any) -> Any:
+def _added(producer: Mapping[Any, Eqn], v: Any, out: Any) -> Any:
   """The literal that a step adds to a carried variable; None for any other step."""
   eqn = None if isinstance(out, Literal) else producer.get(out)
   if eqn is None or eqn.primitive not in (P.add_p, P.sub_p):

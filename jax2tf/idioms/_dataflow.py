@@ -26,7 +26,7 @@ class Dataflow:
   def __init__(self, eqns: Sequence[Eqn], results: Sequence[Any]):
     self.numbers: dict[Any, Any] = {}
     self._equations: list[Equations] = [[eqn] for eqn in eqns]
-    self._producers: dict[Any, tuple[int, Any]] = {}
+    self._producers: dict[Any, tuple[int, Eqn]] = {}
     self._uses: collections.Counter[Any] = collections.Counter(variables(results))
     for position, eqn in enumerate(eqns):
       self._note(position, eqn)

@@ -47,7 +47,7 @@ def hoisted(flow: Dataflow, eqn: Eqn) -> Equations | None:
   return call_of(flow, eqn, lambda *operands: _call(scan, early, needed, inside, operands))
 
 
-def _varying(scan: Scan, early: Sequence[Any]) -> set[Any]:
+def _varying(scan: Scan, early: Sequence[Eqn]) -> set[Any]:
   """The results that depend on xs."""
   varying = {*scan.xs}
   for eqn in early:
@@ -70,7 +70,7 @@ def _wide(shape: Sequence[Any]) -> list[Any]:
   return [size for size in shape if not is_one(size)]
 
 
-def _early(scan: Scan) -> list[Any]:
+def _early(scan: Scan) -> list[Eqn]:
   """The equations that depend only on consts and xs."""
   body, budget = scan.body, MemoryBudget(scan)
   fixed, varying, early = {*scan.consts, *body.constvars}, {*scan.xs}, []
@@ -95,7 +95,7 @@ def _early(scan: Scan) -> list[Any]:
   return [eqn for eqn in early if eqn.outvars[0] not in left]
 
 
-def _left_to_ops(scan: Scan, early: Sequence[Any]) -> set[Any]:
+def _left_to_ops(scan: Scan, early: Sequence[Eqn]) -> set[Any]:
   """Repeated vectors and numbers that a step only adds to its own products, for BiasAdd, or
   repeated numbers: ops repeat these as fast."""
   ids = {id(eqn) for eqn in early}
@@ -119,8 +119,8 @@ def _left_to_ops(scan: Scan, early: Sequence[Any]) -> set[Any]:
   }
 
 
-def _divided(scan: Scan, early: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-  """(early results that are asked for, all that the rest of a step uses)."""
+def _divided(scan: Scan, early: Sequence[Eqn]) -> tuple[list[Any], set[Any]]:
+  """(early results that are needed, all that the rest of a step uses)."""
   body, ids = scan.body, set(map(id, early))
   eqns = live([e for e in body.eqns if id(e) not in ids], body.outvars)
   results = [v for e in early for v in e.outvars]
@@ -131,7 +131,7 @@ def _divided(scan: Scan, early: Sequence[Any]) -> tuple[list[Any], set[Any]]:
 
 def _call(
   scan: Scan,
-  early: Sequence[Any],
+  early: Sequence[Eqn],
   needed: Sequence[Any],
   inside: Sequence[Any],
   operands: Sequence[Any],

@@ -37,9 +37,9 @@ class Sum:
     add: the equation that adds it.
   """
 
-  of: Any
+  of: Eqn
   moves: Equations
-  add: Any
+  add: Eqn
 
   @property
   def eqns(self) -> Equations:
@@ -74,7 +74,7 @@ class _Late:
     stays = set[int]()
     while True:
       budget = MemoryBudget(scan)
-      self.eqns = self._not_waited_for(stays, budget)
+      self.eqns = self._independent_of_next_step(stays, budget)
       operands = self._operands()
       after = {
         v: out
@@ -119,12 +119,12 @@ class _Late:
           operands[v] = operands.get(v, False) or eqn.primitive is P.dot_general_p
     return operands
 
-  def _not_waited_for(self, stays: set[int], budget: MemoryBudget) -> Equations:
+  def _independent_of_next_step(self, stays: set[int], budget: MemoryBudget) -> Equations:
     """The equations that only ys and sums need, except those in `stays`."""
     scan, late = self.scan, Equations()
     fixed = {*scan.consts, *scan.body.constvars}
     summed = {id(eqn) for reduction in self.sums.values() for eqn in reduction.eqns}
-    waited_for = {
+    needed_by_next_step = {
       *variables(out for v, out in zip(scan.carry, scan.carried, strict=True) if v not in self.sums)
     }
     needed = {
@@ -138,7 +138,7 @@ class _Late:
       if (
         id(eqn) not in stays
         and eqn.primitive in MAPPED
-        and out not in waited_for
+        and out not in needed_by_next_step
         and all(map(is_array, (out, *variables(eqn.invars))))
         and not (is_product and fixed.isdisjoint(variables(eqn.invars)))
         and (out in scan.ys or out not in needed or budget.admits(out, of_product=is_product))
@@ -147,7 +147,7 @@ class _Late:
           late.append(eqn)
           needed.update(variables(eqn.invars))
       else:
-        waited_for.update(variables(eqn.invars))
+        needed_by_next_step.update(variables(eqn.invars))
     return late[::-1]
 
   def call(self, *operands: Any) -> Sequence[Any]:

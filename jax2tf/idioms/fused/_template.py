@@ -30,7 +30,7 @@ HOLE = 0.8265371
 class Match:
   """The values of a template's variables, and the equations that it replaces."""
 
-  producer: Callable[[Any], Any]
+  producer: Callable[[Any], Eqn | None]
   roughly: bool = False
   atoms: dict[Any, Any] = field(default_factory=dict)
   holes: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Match:
 
 
 def matched(
-  template: ClosedJaxpr, root: Eqn, producer: Callable[[Any], Any], *, roughly: bool = False
+  template: ClosedJaxpr, root: Eqn, producer: Callable[[Any], Eqn | None], *, roughly: bool = False
 ) -> Match | None:
   """How `root` computes the result of a template, with the equations before it, which `producer`
   finds; or None.
@@ -49,11 +49,11 @@ def matched(
   With `roughly`, only the primitives are compared, so that a template of other sizes rejects most
   equations at once.
   """
-  made_by: dict[Any, Any] = {v: eqn for eqn in template.eqns for v in eqn.outvars}
-  return _equation(made_by, made_by[template.outvars[0]], root, Match(producer, roughly))
+  producers: dict[Any, Eqn] = {v: eqn for eqn in template.eqns for v in eqn.outvars}
+  return _equation(producers, producers[template.outvars[0]], root, Match(producer, roughly))
 
 
-def _equation(made_by: Mapping[Any, Any], of: Any, eqn: Eqn, match: Match) -> Match | None:
+def _equation(producers: Mapping[Any, Eqn], of: Eqn, eqn: Eqn, match: Match) -> Match | None:
   if (
     of.primitive is not eqn.primitive
     or len(of.invars) != len(eqn.invars)
@@ -66,15 +66,15 @@ def _equation(made_by: Mapping[Any, Any], of: Any, eqn: Eqn, match: Match) -> Ma
   for operands in orders:
     extended: Match | None = match.copy()
     for operand, atom in zip(of.invars, operands, strict=True):
-      extended = extended and _atom(made_by, operand, atom, extended)
+      extended = extended and _atom(producers, operand, atom, extended)
     if extended:
       extended.eqns[id(eqn)] = eqn
       return extended
   return None
 
 
-def _atom(made_by: Mapping[Any, Any], operand: Any, atom: Any, match: Match) -> Match | None:
-  if match.roughly and (isinstance(operand, Literal) or operand not in made_by):
+def _atom(producers: Mapping[Any, Eqn], operand: Any, atom: Any, match: Match) -> Match | None:
+  if match.roughly and (isinstance(operand, Literal) or operand not in producers):
     return match
   if isinstance(operand, Literal):
     return _literal(operand, atom, match)
@@ -84,9 +84,11 @@ def _atom(made_by: Mapping[Any, Any], operand: Any, atom: Any, match: Match) -> 
     provably_equal(operand.aval.shape, atom.aval.shape) and operand.aval.dtype == atom.aval.dtype
   ):
     return None
-  if operand in made_by:
+  if operand in producers:
     eqn = match.producer(atom)
-    extended = eqn and len(eqn.outvars) == 1 and _equation(made_by, made_by[operand], eqn, match)
+    extended = (
+      eqn and len(eqn.outvars) == 1 and _equation(producers, producers[operand], eqn, match)
+    )
     if not extended:
       return None
     match = extended
@@ -108,7 +110,7 @@ def _literal(operand: Any, atom: Any, match: Match) -> Match | None:
   return match if np.array_equal(operand.val, atom.val) else None
 
 
-def _alike(of: Any, eqn: Eqn) -> bool:
+def _alike(of: Eqn, eqn: Eqn) -> bool:
   if of.primitive is P.custom_jvp_call_p:
     return _same_function(of, eqn)
   keys = of.params.keys() - PLACEMENT_PARAMS
@@ -121,7 +123,7 @@ def _equal(a: Any, b: Any) -> bool:
   return a is b or bool(np.all(a == b))
 
 
-def _same_function(of: Any, eqn: Eqn) -> bool:
+def _same_function(of: Eqn, eqn: Eqn) -> bool:
   """Whether two functions with custom derivative rules have the same dataflow, and their rules
   too."""
   if [v.aval.str_short() for v in of.invars] != [v.aval.str_short() for v in eqn.invars]:
@@ -136,9 +138,11 @@ def _same_function(of: Any, eqn: Eqn) -> bool:
 
 
 def _same_dataflow(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
-  made_by = {v: eqn for eqn in b.eqns for v in eqn.outvars}
+  producers = {v: eqn for eqn in b.eqns for v in eqn.outvars}
   pairing = (
-    matched(a, made_by[b.outvars[0]], made_by.get) if b.outvars[0] in made_by and a.eqns else None
+    matched(a, producers[b.outvars[0]], producers.get)
+    if b.outvars[0] in producers and a.eqns
+    else None
   )
   return pairing is not None and all(
     pairing.atoms.get(u, v) is v for u, v in zip(a.invars, b.invars, strict=True)

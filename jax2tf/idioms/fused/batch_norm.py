@@ -150,15 +150,15 @@ def depthwise(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | No
 def before_tanh(flow: Dataflow, root: Eqn, templates: Templates) -> Equations | None:
   """tanh(batch_norm(conv)) likewise. TF 2.21: Grappler makes one op of Conv2D, FusedBatchNorm and
   Tanh without a kernel: the call fails."""
-  batch = flow.single_use(root.invars[0], batch_norm_p)
-  conv = None if batch is None else flow.single_use(batch.invars[0], P.conv_general_dilated_p)
-  if conv is None:
+  if (batch := flow.single_use(root.invars[0], batch_norm_p)) is None:
+    return None
+  if (conv := flow.single_use(batch.invars[0], P.conv_general_dilated_p)) is None:
     return None
   out = new_var(root.invars[0], root.invars[0].aval.shape)
   return [*_in_kernel(batch, conv, out), root.replace(invars=[out])]
 
 
-def _in_kernel(batch: Any, conv: Any, out: Any) -> Equations:
+def _in_kernel(batch: Eqn, conv: Eqn, out: Any) -> Equations:
   """out = conv(x, kernel * scale) + offset."""
   (x, kernel), (_, scale, offset) = conv.invars, batch.invars
   of_outputs = conv.params["dimension_numbers"].rhs_spec[0]
