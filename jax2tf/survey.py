@@ -79,7 +79,7 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
 def _inside(op: tf.Operation, others: Collection[tf.Operation]) -> Iterator[tf.Operation]:
   """The ops of the functions that an op calls, as a rule makes them, without the `others`, which
   equations in them made."""
-  for graph in functions.called(op):
+  for graph in functions.called_graphs(op):
     for inner in graph.get_operations():
       if inner not in others and inner.type != "Placeholder":  # those are its arguments
         yield inner

@@ -354,7 +354,7 @@ def debug(primitive: str, params: dict[str, Any]) -> Callable[..., Any]:
   return functools.partial(impls[primitive], **params)
 
 
-def called(params: dict[str, Any]) -> Callable[..., Any]:
+def callback_function(params: dict[str, Any]) -> Callable[..., Any]:
   """The user's function in a callback equation."""
   callback = params["callback"]
   if inspect.isfunction(callback):  # that of jax.debug.callback closes over it

@@ -94,7 +94,7 @@ def gradient_apart(
   return call, residuals
 
 
-def called(op: tf.Operation) -> list[Any]:
+def called_graphs(op: tf.Operation) -> list[Any]:
   """The graphs of the functions that an op calls, as branches, bodies or otherwise."""
   attributes = op.node_def.attr.values()
   names = [f.name for value in attributes for f in (value.func, *value.list.func) if f.name]

@@ -132,7 +132,7 @@ def parse_scan(eqn: Eqn) -> Scan | None:
   )
 
 
-def call_of(flow: Dataflow, eqn: Eqn, fun: Callable[..., Sequence[Any]]) -> Equations:
+def call_in_place_of(flow: Dataflow, eqn: Eqn, fun: Callable[..., Sequence[Any]]) -> Equations:
   """results = fun(operands) in the place of an equation. Counters are made inside, where a loop
   sees what they are."""
   producers = [flow.producer(v, counter_p) for v in eqn.invars]

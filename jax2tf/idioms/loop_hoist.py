@@ -16,7 +16,14 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, provably_equal
-from jax2tf.idioms._loops import MAPPED, MemoryBudget, Scan, call_of, parse_scan, vectorise_steps
+from jax2tf.idioms._loops import (
+  MAPPED,
+  MemoryBudget,
+  Scan,
+  call_in_place_of,
+  parse_scan,
+  vectorise_steps,
+)
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import Eqn, live, replaced, variables
 from jax2tf.lowering._movement import is_one
@@ -44,7 +51,7 @@ def hoisted(flow: Dataflow, eqn: Eqn) -> Equations | None:
   constant = {*scan.consts}.intersection(variables(scan.ys))
   if len(varying.intersection(inside)) >= len(spared) + len(work) + len(constant):
     return None
-  return call_of(flow, eqn, lambda *operands: _call(scan, early, needed, inside, operands))
+  return call_in_place_of(flow, eqn, lambda *operands: _call(scan, early, needed, inside, operands))
 
 
 def _varying(scan: Scan, early: Sequence[Eqn]) -> set[Any]:

@@ -22,7 +22,7 @@ from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 
 from jax2tf.idioms._counters import arithmetic_progression, numbers_of
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, provably_equal, reshape
-from jax2tf.idioms._loops import Scan, call_of, parse_scan
+from jax2tf.idioms._loops import Scan, call_in_place_of, parse_scan
 from jax2tf.idioms.loop_counters import counter_p
 from jax2tf.jaxprs import (
   Eqn,
@@ -106,7 +106,7 @@ def by_rows(flow: Dataflow, eqn: Eqn) -> Equations | None:
     if _hashed(v) in loop.known
   }
   return (
-    call_of(flow, eqn, loop.call)
+    call_in_place_of(flow, eqn, loop.call)
     if loop.counters or loop.taken or loop.written or loop.counted_xs
     else None
   )

@@ -19,7 +19,14 @@ import numpy as np
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
-from jax2tf.idioms._loops import MAPPED, MemoryBudget, Scan, call_of, parse_scan, vectorise_steps
+from jax2tf.idioms._loops import (
+  MAPPED,
+  MemoryBudget,
+  Scan,
+  call_in_place_of,
+  parse_scan,
+  vectorise_steps,
+)
 from jax2tf.jaxprs import Eqn, part, replaced, variables
 from jax2tf.traits import MOVES, RESHAPES, SUMS
 
@@ -54,7 +61,7 @@ def sunk(flow: Dataflow, eqn: Eqn) -> Equations | None:
   late = _Late(scan, stacks_more=True)
   if not late.is_gain:
     late = _Late(scan, stacks_more=False)
-  return call_of(flow, eqn, late.call) if late.is_gain else None
+  return call_in_place_of(flow, eqn, late.call) if late.is_gain else None
 
 
 class _Late:

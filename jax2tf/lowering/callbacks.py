@@ -104,7 +104,7 @@ def _text(operands: Sequence[tf.Tensor], params: dict[str, Any]) -> Text | None:
 
 def _name(params: dict[str, Any]) -> str:
   """The name of the user's function, such as errors show it."""
-  function = _jax_compat.called(params)
+  function = _jax_compat.callback_function(params)
   while isinstance(function, functools.partial):
     function = function.func
   return getattr(function, "__qualname__", type(function).__qualname__)

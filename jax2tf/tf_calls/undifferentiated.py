@@ -52,7 +52,7 @@ def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
         if not (y.consumers() or id(y) in results)
       ]
     waiting += [x.op for x in inputs]
-  if not any(op.type in _UNKNOWN_TO_GRADIENTS or functions.called(op) for op in behind):
+  if not any(op.type in _UNKNOWN_TO_GRADIENTS or functions.called_graphs(op) for op in behind):
     return None
   graph = next(iter(behind)).graph
   moving = {id(graph.capture(x.handle) if isinstance(x, tf.Variable) else x) for x in xs}
@@ -61,7 +61,7 @@ def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
       continue
     if op.type in _UNKNOWN_TO_GRADIENTS:
       return op.type
-    for function in functions.called(op):
+    for function in functions.called_graphs(op):
       inputs = (
         function.inputs
         if len(function.inputs) != len(moved)
