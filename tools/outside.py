@@ -50,26 +50,28 @@ def check(directory: Path, allowed: Collection[str] = ()) -> list[Any]:
     ValueError: it has such an op, or the file is damaged.
   """
   graphs = _graphs(directory)
-  found = {op: each for op, each in _in_graphs(graphs).items() if op not in allowed}
-  if not found:
+  refused = {op: each for op, each in _in_graphs(graphs).items() if op not in allowed}
+  if not refused:
     return graphs
-  said = "; ".join(f"{op} {each.effect} (in {each.places[0]!r})" for op, each in found.items())
+  sentence = "; ".join(
+    f"{op} {each.effect} (in {each.places[0]!r})" for op, each in refused.items()
+  )
   raise ValueError(
-    f"{directory} reaches outside of the model: {said}. A SavedModel is a program, and can do "
+    f"{directory} reaches outside of the model: {sentence}. A SavedModel is a program, and can do "
     "this when it is loaded; "
-    f"if you trust its author, give --allow-ops {','.join(found)}"
+    f"if you trust its author, give --allow-ops {','.join(refused)}"
   )
 
 
 def named(names: Iterable[str]) -> list[str]:
   """The ops of "A,B" and "C". Raises ValueError for one that is not in the table."""
-  found = [name.strip() for text in names for name in text.split(",") if name.strip()]
-  if unknown := [name for name in found if name not in OPS]:
+  op_names = [name.strip() for text in names for name in text.split(",") if name.strip()]
+  if unknown := [name for name in op_names if name not in OPS]:
     raise ValueError(
       f"--allow-ops has {unknown[0]!r}, which is no op that is refused; `jax2tf inspect` lists "
       "those of a model"
     )
-  return found
+  return op_names
 
 
 def in_directory(directory: Path) -> dict[str, Found]:
@@ -89,10 +91,10 @@ def _graphs(directory: Path) -> list[Any]:
 
 
 def _in_graphs(graphs: Iterable[Any]) -> dict[str, Found]:
-  found: dict[str, Found] = {}
+  ops_outside: dict[str, Found] = {}
   for graph in graphs:
-    found |= in_graph(graph)
-  return found
+    ops_outside |= in_graph(graph)
+  return ops_outside
 
 
 def in_graph(meta: Any) -> dict[str, Found]:
@@ -104,15 +106,15 @@ def in_graph(meta: Any) -> dict[str, Found]:
   """
   graph = _Graph(meta)
   saves, restores = graph.of_saver_only()
-  places: dict[str, dict[str, None]] = {}
-  for place, node in graph.nodes():
-    here = (True, node.name) if place is None else (False, place)
+  scopes: dict[str, dict[str, None]] = {}
+  for scope, node in graph.nodes():
+    here = (True, node.name) if scope is None else (False, scope)
     ours = (here in saves and node.op in SAVER_OPS) or (
       here in restores and node.op in RESTORER_OPS
     )
-    if node.op in OPS and not ours and graph.reaches_outside(place, node):
-      places.setdefault(node.op, {})[_GRAPH if place is None else place] = None
-  return {op: Found(OPS[op], tuple(places[op])) for op in sorted(places)}
+    if node.op in OPS and not ours and graph.reaches_outside(scope, node):
+      scopes.setdefault(node.op, {})[_GRAPH if scope is None else scope] = None
+  return {op: Found(OPS[op], tuple(scopes[op])) for op in sorted(scopes)}
 
 
 _Vertex = tuple[bool, str]  # (whether it is a node of the graph and no function, its name)
@@ -140,9 +142,9 @@ class _Graph:
       for name, each in meta.object_graph_def.concrete_functions.items()
     }
     self._calls: dict[str, list[tuple[_Place, Any]]] = {}
-    for place, node in self.nodes():
+    for scope, node in self.nodes():
       for called in self._called(node):
-        self._calls.setdefault(called, []).append((place, node))
+        self._calls.setdefault(called, []).append((scope, node))
     self._asked = self._behind(
       _roots(signature for name, signature in meta.signature_def.items() if name != _INIT)
     )
@@ -181,36 +183,36 @@ class _Graph:
 
   def _behind(self, vertices: list[_Vertex]) -> set[_Vertex]:
     """All that runs for these vertices."""
-    found: set[_Vertex] = set()
+    reached: set[_Vertex] = set()
     while vertices:
       in_graph, name = vertex = vertices.pop()
-      if vertex in found or name not in (self._nodes if in_graph else self._functions):
+      if vertex in reached or name not in (self._nodes if in_graph else self._functions):
         continue
-      found.add(vertex)
+      reached.add(vertex)
       nodes = [self._nodes[name]] if in_graph else self._functions[name].node_def
       vertices += [(False, called) for node in nodes for called in self._called(node)]
       if in_graph:
         vertices += [(True, _node(reference)) for reference in self._nodes[name].input]
-    return found
+    return reached
 
-  def reaches_outside(self, place: _Place, node: Any) -> bool:
+  def reaches_outside(self, scope: _Place, node: Any) -> bool:
     """Whether this node of the table has the effect: not if it reads an asset, or if its operands
     switch the effect off."""
     if node.op in ASSET_INPUTS:
-      return not self._is_asset(place, _data(node)[ASSET_INPUTS[node.op]])
+      return not self._is_asset(scope, _data(node)[ASSET_INPUTS[node.op]])
     if node.op in ("CacheDataset", "CacheDatasetV2"):  # without a file name it caches in memory
-      name = self._in(place).get(_node(_data(node)[1]))
+      name = self._in(scope).get(_node(_data(node)[1]))
       return (
         name is None or name.op != "Const" or list(name.attr["value"].tensor.string_val) != [b""]
       )
     return _IF.get(node.op, lambda _: True)(node)
 
-  def _in(self, place: _Place) -> Mapping[str, Any]:
-    return self._nodes if place is None else self._inner[place]
+  def _in(self, scope: _Place) -> Mapping[str, Any]:
+    return self._nodes if scope is None else self._inner[scope]
 
-  def _is_asset(self, place: _Place, reference: str) -> bool:
+  def _is_asset(self, scope: _Place, reference: str) -> bool:
     """Whether a value can only be the path of an asset."""
-    pending, seen = [(place, reference)], set[tuple[_Place, str]]()
+    pending, seen = [(scope, reference)], set[tuple[_Place, str]]()
     while pending:
       if (value := pending.pop()) in seen:
         continue
@@ -220,16 +222,16 @@ class _Graph:
       pending += sources
     return True
 
-  def _sources(self, place: _Place, reference: str) -> list[tuple[_Place, str]] | None:
+  def _sources(self, scope: _Place, reference: str) -> list[tuple[_Place, str]] | None:
     """The values that a value may be equal to: none for an asset. None if it may be anything."""
-    nodes, name = self._in(place), _node(reference)
+    nodes, name = self._in(scope), _node(reference)
     node = nodes.get(name)
     if node is None:
-      return None if place is None else self._of_argument(place, name)
+      return None if scope is None else self._of_argument(scope, name)
     if node.op in ("Identity", "PlaceholderWithDefault"):
-      return [(place, node.input[0])]
+      return [(scope, node.input[0])]
     # the graph assigns the paths of its assets to variables
-    if node.op == "ReadVariableOp" and place is None:
+    if node.op == "ReadVariableOp" and scope is None:
       assigned = [
         n.input[1]
         for n in nodes.values()
@@ -239,7 +241,7 @@ class _Graph:
     # The loader feeds the path. A signature is run without that feed, so a constant then has its
     # own value.
     fed = node.op == "Placeholder" or (node.op == "Const" and (True, name) not in self._asked)
-    return [] if place is None and fed and _is_inside(self._assets.get(name, "")) else None
+    return [] if scope is None and fed and _is_inside(self._assets.get(name, "")) else None
 
   def _of_argument(self, function: str, name: str) -> list[tuple[_Place, str]] | None:
     """The same of an argument of a function: from its calls, and from what a loaded model binds to
@@ -247,16 +249,16 @@ class _Graph:
     arguments = [argument.name for argument in self._functions[function].signature.input_arg]
     if name not in arguments or function not in {*self._calls, *self._concrete}:
       return None
-    i, found = arguments.index(name), []
-    for place, node in self._calls.get(function, ()):
+    i, sources = arguments.index(name), []
+    for scope, node in self._calls.get(function, ()):
       if node.op not in (*_CALLS, function) or i >= len(_data(node)):
         return None
-      found.append((place, _data(node)[i]))
+      sources.append((scope, _data(node)[i]))
     if function in self._concrete and not self._binds_asset(
       self._concrete[function], i - len(arguments)
     ):
       return None
-    return found
+    return sources
 
   def _binds_asset(self, bound: list[int], i: int) -> bool:
     """`i` counts from the end, where the bound inputs are; the ones before come from the caller of
@@ -274,11 +276,11 @@ def _assets(meta: Any) -> list[Any]:
   """Graphs of TensorFlow 1 have them in a collection."""
   from tensorflow.core.protobuf import meta_graph_pb2  # noqa: PLC0415
 
-  found = list(meta.asset_file_def)
-  for packed in () if found else meta.collection_def["saved_model_assets"].any_list.value:
+  assets = list(meta.asset_file_def)
+  for packed in () if assets else meta.collection_def["saved_model_assets"].any_list.value:
     asset = meta_graph_pb2.AssetFileDef()
-    found += [asset] * packed.Unpack(asset)
-  return found
+    assets += [asset] * packed.Unpack(asset)
+  return assets
 
 
 def _is_inside(filename: str) -> bool:
@@ -301,14 +303,14 @@ _IF: dict[str, Callable[[Any], bool]] = {
 
 def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
   """Raises ValueError for a name that occurs twice, because TensorFlow could take the other one."""
-  found: dict[str, Any] = {}
+  functions: dict[str, Any] = {}
   for name, each in named:
-    if found.setdefault(name, each) is not each:
+    if functions.setdefault(name, each) is not each:
       raise ValueError(
         f"the graph has two nodes or functions named {name!r}, so it is damaged; save the model "
         "again"
       )
-  return found
+  return functions
 
 
 def _roots(signatures: Iterable[Any]) -> list[_Vertex]:

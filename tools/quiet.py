@@ -63,7 +63,7 @@ def _silent(on_cpu: bool) -> Iterator[None]:
 def sentence(message: str) -> str:
   """The message of an Assert op or a kernel, without the list of graph nodes."""
   lines = [line.strip() for line in message.splitlines()]
-  kept = [
+  lines_kept = [
     line
     for line in lines
     if line
@@ -72,5 +72,6 @@ def sentence(message: str) -> str:
     )
   ]
   return (
-    re.sub(r"\{\{.*?\}\} | ?\[Op:\w+\] name:.*", "", " ".join(kept))[:1000] or "no reason given"
+    re.sub(r"\{\{.*?\}\} | ?\[Op:\w+\] name:.*", "", " ".join(lines_kept))[:1000]
+    or "no reason given"
   )

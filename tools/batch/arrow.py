@@ -29,15 +29,15 @@ def table(carried: Any, answer: Answer) -> Any:
     ValueError: a carried column has the name of an output.
   """
   check_names(carried.schema.names, answer.outputs)
-  found = (
+  joined = (
     carried.take(pa.array(answer.rows))
     if carried.num_columns and len(answer.rows) < carried.num_rows
     else carried
   )
   for name, array in answer.outputs.items():
     column = _arrow(array, *answer.types[name])
-    found = found.append_column(name, column) if found.num_columns else pa.table({name: column})
-  return found
+    joined = joined.append_column(name, column) if joined.num_columns else pa.table({name: column})
+  return joined
 
 
 def _numpy(column: Any) -> np.ndarray:
@@ -81,13 +81,13 @@ def _arrow(array: np.ndarray, dtype: np.dtype[Any], dims: Sequence[str]) -> Any:
     dtype = np.dtype(np.float32)  # Arrow has no bfloat16; float32 holds its values exactly
   kind = pa.string() if dtype.kind == "O" else pa.from_numpy_dtype(dtype)
   if dtype.kind != "O" and array.dtype.kind != "O":
-    found = pa.array(array.astype(dtype, copy=False).ravel())
+    flat = pa.array(array.astype(dtype, copy=False).ravel())
     for axis in reversed(range(1, array.ndim)):  # Spark 4.3 cannot read FixedSizeList
       rows = int(np.prod(array.shape[:axis], dtype=np.int64))
-      found = pa.ListArray.from_arrays(
-        pa.array(np.arange(rows + 1) * array.shape[axis], pa.int32()), found
+      flat = pa.ListArray.from_arrays(
+        pa.array(np.arange(rows + 1) * array.shape[axis], pa.int32()), flat
       )
-    return found
+    return flat
   for _ in dims:
     kind = pa.list_(kind)
   return pa.array([plain(row) for row in array], kind)

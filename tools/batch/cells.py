@@ -100,17 +100,17 @@ def convert(
       values, wrong = _cast(dense, dtype)
       rows = np.flatnonzero(wrong.reshape(len(wrong), -1).any(1)) if wrong.size else ()
       return values, {int(i): _does_not_hold(name, dtype, dense[i][wrong[i]]) for i in rows}
-  found = np.empty(len(column), object)
+  converted = np.empty(len(column), object)
   faults: Faults = {}
   for i, value in enumerate(column):
     try:
-      found[i] = _row(name, value, dtype, dims)
+      converted[i] = _row(name, value, dtype, dims)
     except ValueError as error:
       faults[i] = str(error)
   if not fixed:
-    return found, faults
+    return converted, faults
   values = np.zeros((len(column), *map(int, dims)), dtype)
-  for i, row in enumerate(found):
+  for i, row in enumerate(converted):
     if i not in faults:
       values[i] = row[()]  # of a 0-dimensional array its element
   return values, faults
@@ -123,24 +123,25 @@ def _dense(column: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
   if column.dtype.kind != "O":
     return column if _is_numeric(column.dtype, dtype) else None
   try:
-    found = np.array([parsed(value) for value in column.tolist()])
+    parsed_values = np.array([parsed(value) for value in column.tolist()])
   except ValueError:  # rows of several sizes
     return None
-  if not _is_numeric(found.dtype, dtype):
+  if not _is_numeric(parsed_values.dtype, dtype):
     return None
   # NumPy makes floats of a mix of integers and floats, and floats do not represent all integers.
   # Such rows are checked one by one.
   return (
     None
-    if found.dtype.kind == "f" and (np.abs(found) >= _INTEGERS.get(dtype.name, 0)).any()
-    else found
+    if parsed_values.dtype.kind == "f"
+    and (np.abs(parsed_values) >= _INTEGERS.get(dtype.name, 0)).any()
+    else parsed_values
   )
 
 
-def _is_numeric(given: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+def _is_numeric(source: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
   """Whether values of the one dtype are numbers for the other; dates are none, and complex numbers
   only for complex inputs."""
-  return given.kind in "biuf" or given.name == "bfloat16" or given.kind == dtype.kind == "c"
+  return source.kind in "biuf" or source.name == "bfloat16" or source.kind == dtype.kind == "c"
 
 
 def _row(name: str, value: Any, dtype: np.dtype[Any], dims: Sequence[str]) -> np.ndarray:
@@ -164,8 +165,8 @@ def _row(name: str, value: Any, dtype: np.dtype[Any], dims: Sequence[str]) -> np
     # NumPy made floats of integers beside floats, and has rounded those of 2**53 or more.
     array = np.asarray(value, object).reshape(array.shape)
     values, wrong = (
-      np.reshape(found, array.shape)
-      for found in zip(*(_cast(np.asarray(x), dtype) for x in array.ravel()), strict=True)
+      np.reshape(elements, array.shape)
+      for elements in zip(*(_cast(np.asarray(x), dtype) for x in array.ravel()), strict=True)
     )
   else:
     values, wrong = _cast(array, dtype)
@@ -252,15 +253,15 @@ def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarr
   if array.dtype == dtype:
     return array, np.zeros(array.shape, bool)
   with np.errstate(all="ignore"):
-    found = array.astype(dtype)
+    converted = array.astype(dtype)
     if array.dtype.kind == "b":
-      return found, np.zeros(array.shape, bool)
+      return converted, np.zeros(array.shape, bool)
     if array.dtype.kind in "iu":
-      return found, (found.astype(array.dtype) != array) | ((found < 0) != (array < 0))
+      return converted, (converted.astype(array.dtype) != array) | ((converted < 0) != (array < 0))
     if dtype.kind in "iub":
       # A float of 2**53 or more may be an integer that was rounded.
-      return found, (found.astype(array.dtype) != array) | (np.abs(array) >= 2**53)
-    return found, np.isfinite(array) & ~np.isfinite(found)
+      return converted, (converted.astype(array.dtype) != array) | (np.abs(array) >= 2**53)
+    return converted, np.isfinite(array) & ~np.isfinite(converted)
 
 
 def _does_not_hold(name: str, dtype: np.dtype[Any], values: np.ndarray) -> str:

@@ -76,22 +76,24 @@ def read(model: str | Path, signature: str = "serving_default", mask: str = "") 
   return _contract(directory, signature, record, recorded.constraints, mask)
 
 
-def columns(contract: Contract, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-  """{input: its columns}. An input that `given` does not name has a column of its own name.
+def columns(
+  contract: Contract, by_input: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+  """{input: its columns}. An input that `by_input` does not name has a column of its own name.
 
   Raises:
     ValueError: there is no such input.
   """
-  if unknown := given.keys() - contract.inputs.keys():
+  if unknown := by_input.keys() - contract.inputs.keys():
     raise ValueError(
       f"--column names {min(unknown)!r}, and the inputs are {', '.join(map(repr, contract.inputs))}"
     )
-  if fixed := given.keys() & contract.defaults:
+  if fixed := by_input.keys() & contract.defaults:
     raise ValueError(
       f"--column names {min(fixed)!r}, which has no batch dimension and keeps its default"
     )
   return {
-    name: tuple(given.get(name, (name,)))
+    name: tuple(by_input.get(name, (name,)))
     for name in contract.inputs
     if name not in contract.defaults
   }
@@ -141,19 +143,20 @@ def _contract(
     raise ValueError(
       f'signature {signature!r} takes no rows: {fault}; save it with inputs such as "f32[b,784]"'
     )
-  asked = mask if mask != NO_MASK else ""
-  if asked and asked not in inputs:
-    raise ValueError(f"--mask names {asked!r}, and the inputs are {', '.join(map(repr, inputs))}")
+  mask_option = mask if mask != NO_MASK else ""
+  if mask_option and mask_option not in inputs:
+    raise ValueError(
+      f"--mask names {mask_option!r}, and the inputs are {', '.join(map(repr, inputs))}"
+    )
   symbol = next((dims[0] for dims in (*known.values(), *known_outputs.values())), "")
   inner = {name: dims if name in defaults else dims[1:] for name, dims in inputs.items()}
   rest = {name: dims[1:] for name, dims in outputs.items()}
-  chosen = asked or next((name for name in _MASKS if name in inner and mask != NO_MASK), "")
+  chosen = mask_option or next((name for name in _MASKS if name in inner and mask != NO_MASK), "")
   padded = _padded(inner, rest, chosen, constraints)
-  if asked and not padded:
+  if mask_option and not padded:
     raise ValueError(
-      f"--mask={asked}: its rows must have one dimension, shared with another input, to which "
-      "every output can be trimmed, "
-      "and no constraint but an upper bound"
+      f"--mask={mask_option}: its rows must have one dimension, shared with another input, to "
+      "which every output can be trimmed, and no constraint but an upper bound"
     )
   bound = rows.bound(symbol, constraints) if symbol else None
   row_bytes = sum(map(_bytes, (*specs_in.values(), *specs_out.values())))

@@ -128,11 +128,11 @@ class _Lines:
     rows: list[dict[str, Any]] = []
     faults: dict[int, str] = {}
     done, size = 0.0, max(1, path.stat().st_size)
-    for row, fault, place in self.rows(path):
+    for row, fault, position in self.rows(path):
       if fault:
         faults[len(rows)] = fault
       rows.append(row)
-      done = min(1.0, place / size)  # of the compressed size, for TFRecord
+      done = min(1.0, position / size)  # of the compressed size, for TFRecord
       if len(rows) == window:
         yield _window(rows, columns, done, faults)
         rows, faults = [], {}
@@ -147,9 +147,9 @@ class _Lines:
 def _window(
   rows: list[dict[str, Any]], columns: Sequence[str], done: float, faults: Mapping[int, str]
 ) -> Window:
-  found = {name: objects([row.get(name) for row in rows]) for name in columns}
+  window = {name: objects([row.get(name) for row in rows]) for name in columns}
   return Window(
-    found,
+    window,
     [{key: value for key, value in row.items() if key not in columns} for row in rows],
     done,
     faults,
@@ -161,9 +161,9 @@ class _LinesWriter:
     self._file = file
 
   def write(self, carried: Any, answer: Answer) -> None:
-    for place, i in enumerate(answer.rows):
+    for index, i in enumerate(answer.rows):
       check_names(carried[i], answer.outputs)
-      self.put({**carried[i], **{name: array[place] for name, array in answer.outputs.items()}})
+      self.put({**carried[i], **{name: array[index] for name, array in answer.outputs.items()}})
 
   def put(self, row: dict[str, Any]) -> None:
     self._file.write(json.dumps({key: plain(value) for key, value in row.items()}) + "\n")
@@ -296,8 +296,8 @@ class _CsvWriter(_LinesWriter):
 
 
 def _cell(value: Any) -> str:
-  found = plain(value)
-  return found if isinstance(found, str) else json.dumps(found)
+  text_or_value = plain(value)
+  return text_or_value if isinstance(text_or_value, str) else json.dumps(text_or_value)
 
 
 class TfRecord(_Lines):
@@ -309,20 +309,20 @@ class TfRecord(_Lines):
   def rows(self, path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
     import tensorflow as tf  # noqa: PLC0415  (only a worker reads)
 
-    place = 0
+    offset = 0
     try:
       for record in tf.data.TFRecordDataset(
         str(path), _COMPRESSION.get(path.suffix)
       ).as_numpy_iterator():
-        place += len(record) + 16  # the length and two checksums
+        offset += len(record) + 16  # the length and two checksums
         try:
           features = tf.train.Example.FromString(record).features.feature
         except Exception as error:  # each implementation of protobuf has its own
-          yield {}, f"is no tf.train.Example: {error}", place
+          yield {}, f"is no tf.train.Example: {error}", offset
           continue
-        yield {name: _feature(value) for name, value in features.items()}, "", place
+        yield {name: _feature(value) for name, value in features.items()}, "", offset
     except tf.errors.DataLossError as error:
-      if place:
+      if offset:
         raise
       raise ValueError(
         f"{path} has no TFRecord at its beginning; if it is compressed by gzip, let its name end "

@@ -115,10 +115,10 @@ class Runner:
         and not any(value is not None for value in column)
       ):
         continue  # no row has a mask, so it is computed
-      values[name], found = cells.convert(
+      values[name], faults_found = cells.convert(
         name, column, self._dtypes[name], self.contract.inputs[name]
       )
-      faults = found | faults
+      faults = faults_found | faults
     total = len(next(iter(table.values()))) if table else 0
     sizes = self._sizes(values, total, faults)
     good = np.array([i for i in range(total) if i not in faults], int)
@@ -138,11 +138,11 @@ class Runner:
       for axis, dim in enumerate(self.contract.inputs[name]):
         if cells.is_fixed(self.contract.inputs[name]):
           continue
-        found = np.array([0 if row is None else row.shape[axis] for row in array], int)
-        first = sizes.setdefault(f"{name}.{axis}" if dim == "?" else dim, found)
-        for i in np.flatnonzero(found != first):
+        lengths = np.array([0 if row is None else row.shape[axis] for row in array], int)
+        first = sizes.setdefault(f"{name}.{axis}" if dim == "?" else dim, lengths)
+        for i in np.flatnonzero(lengths != first):
           faults.setdefault(
-            int(i), f"dimension {dim} is {first[i]} in one input and {found[i]} in {name!r}"
+            int(i), f"dimension {dim} is {first[i]} in one input and {lengths[i]} in {name!r}"
           )
     # JAX needs sizes of 1 or more. Padded beside a longer row, an empty one would run.
     for i in np.flatnonzero(sizes.get(self.contract.padded, np.ones(0)) == 0):
@@ -190,7 +190,7 @@ class Runner:
       lengths = sizes[self.contract.padded][rows]
       feeds[mask] = (np.arange(lengths.max()) < lengths[:, None]).astype(self._dtypes[mask])
     try:
-      found = self._function(
+      answer = self._function(
         **{name: tf.constant(x, tf.as_dtype(self._dtypes[name])) for name, x in feeds.items()}
       )
     except tf.errors.InvalidArgumentError as error:
@@ -203,7 +203,7 @@ class Runner:
         ]
       faults[int(rows[0])] = f"the model refuses it: {quiet.sentence(error.message)}"
       return []
-    outputs = {name: found[name].numpy() for name in self.outputs}
+    outputs = {name: answer[name].numpy() for name in self.outputs}
     ran(len(rows))
     for name, array in outputs.items():
       if array.shape[:1] != rows.shape:
@@ -220,8 +220,8 @@ class Runner:
     padded = np.full(
       (len(rows), *shape), b"" if self._dtypes[name].kind == "O" else 0, self._dtypes[name]
     )
-    for place, i in zip(padded, rows, strict=True):
-      place[tuple(map(slice, array[i].shape))] = array[i]
+    for target, i in zip(padded, rows, strict=True):
+      target[tuple(map(slice, array[i].shape))] = array[i]
     return padded
 
   def _cut(
@@ -246,14 +246,14 @@ class Runner:
   ) -> np.ndarray:
     dtype, dims = self._types[name]
     fixed = cells.is_fixed(dims)
-    found = np.empty((total, *map(int, dims)), dtype) if fixed else np.empty(total, object)
+    joined = np.empty((total, *map(int, dims)), dtype) if fixed else np.empty(total, object)
     for indices, outputs in parts:
       if fixed:
-        found[indices] = outputs[name]
+        joined[indices] = outputs[name]
       else:
         for i, value in zip(indices, outputs[name], strict=True):
-          found[i] = value
-    return found[rows]
+          joined[i] = value
+    return joined[rows]
 
 
 def _side_by_side(columns: Sequence[np.ndarray], numeric: bool) -> np.ndarray:

@@ -59,8 +59,8 @@ def mapped(dataset: Any, model: str, *, actors: int = 1, blocks: int = 0, **opti
   spread = dataset.repartition(blocks or 8 * actors).materialize()
   # Ray joins blocks until they fill a batch: batches larger than a block would leave actors without
   # one.
-  asked = {name: options[name] for name in ("signature", "mask") if name in options}
-  window = contract.read(model, **asked).window(options.get("batch_size", 256))
+  read_options = {name: options[name] for name in ("signature", "mask") if name in options}
+  window = contract.read(model, **read_options).window(options.get("batch_size", 256))
   rows = max(1, min(window, spread.count() // spread.num_blocks()))
   return spread.map_batches(
     Actor, fn_constructor_kwargs={"model": str(model), **options}, compute=strategy, batch_size=rows

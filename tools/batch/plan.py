@@ -92,24 +92,24 @@ def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan
     ValueError: the files or options do not fit the model, or the folder is locked or has results of
       another model or other files.
   """
-  found = contract.read(asked.model, asked.signature, asked.mask)
-  columns = contract.columns(found, asked.columns)
-  outputs = contract.wanted(found, asked.outputs)
+  rows_contract = contract.read(asked.model, asked.signature, asked.mask)
+  columns = contract.columns(rows_contract, asked.columns)
+  outputs = contract.wanted(rows_contract, asked.outputs)
   shards = _shards(patterns, folder)
   for shard in shards:
-    _check(shard.source, found, columns, outputs)
-  fingerprint = contract.fingerprint(found.directory)
+    _check(shard.source, rows_contract, columns, outputs)
+  fingerprint = contract.fingerprint(rows_contract.directory)
   # comparable with the ledger
-  made = json.loads(json.dumps(asdict(asked) | {"model": fingerprint}))
-  del made["allow_ops"]  # which determines whether the model runs, not its results
+  description = json.loads(json.dumps(asdict(asked) | {"model": fingerprint}))
+  del description["allow_ops"]  # which determines whether the model runs, not its results
   if folder.exists() and not folder.is_dir():
     raise ValueError(f"{folder} is not a directory; name one for the results")
   existed = folder.exists()
   folder.mkdir(parents=True, exist_ok=True)
   with _locked(folder):
-    _begin(folder, made, shards, existed)
+    _begin(folder, description, shards, existed)
     # Workers load this directory: a version that is published later is for later runs.
-    yield Plan(folder, replace(asked, model=str(found.directory)), fingerprint, shards)
+    yield Plan(folder, replace(asked, model=str(rows_contract.directory)), fingerprint, shards)
 
 
 @contextmanager
@@ -189,16 +189,19 @@ def _shards(patterns: Sequence[str], folder: Path) -> list[Shard]:
 
 
 def _check(
-  path: Path, found: contract.Contract, columns: Mapping[str, Sequence[str]], outputs: Sequence[str]
+  path: Path,
+  rows_contract: contract.Contract,
+  columns: Mapping[str, Sequence[str]],
+  outputs: Sequence[str],
 ) -> None:
   """Raises ValueError for a file that cannot fit, if its format tells before reading."""
   form = formats.of(path)
   if isinstance(form, formats.Npy) and (
-    len(found.needed) != 1 or len(columns[found.needed[0]]) != 1
+    len(rows_contract.needed) != 1 or len(columns[rows_contract.needed[0]]) != 1
   ):
     raise ValueError(
-      f"{path} holds one array, and the model takes {', '.join(found.needed)}; give files that "
-      "name their columns"
+      f"{path} holds one array, and the model takes {', '.join(rows_contract.needed)}; give files "
+      "that name their columns"
     )
   if isinstance(form, formats.Npy) and len(outputs) != 1:
     raise ValueError(
@@ -211,7 +214,7 @@ def _check(
   if not names:  # a format without names, or an empty file
     return
   cells.check_names(set(names).difference(*columns.values()), outputs)
-  for name in found.needed:
+  for name in rows_contract.needed:
     for column in columns[name]:
       if column not in names:
         raise ValueError(
@@ -220,13 +223,15 @@ def _check(
         )
 
 
-def _begin(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], existed: bool) -> None:
+def _begin(
+  folder: Path, description: Mapping[str, Any], shards: Sequence[Shard], existed: bool
+) -> None:
   """Begins or continues the ledger of the folder. Shards that it knows get their numbers of rows
   from it."""
   file = folder / LEDGER
   ledger: dict[str, dict[str, Any]] = {}
   if file.exists():
-    ledger = _read(file, made)
+    ledger = _read(file, description)
   elif existed and any(folder.iterdir()):
     raise ValueError(f"{folder} has files that jax2tf batch did not write; name a new folder")
   for shard in shards:
@@ -242,14 +247,14 @@ def _begin(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], exist
   temporary = worker.temporary(file, os.getpid())
   with _writing(temporary, "w") as written:
     for line in (
-      {"format": _FORMAT, "made": made},
+      {"format": _FORMAT, "made": description},
       *({"shard": name, **known} for name, known in ledger.items()),
     ):
       written.write(json.dumps(line) + "\n")
   durable.move(temporary, file)
 
 
-def _read(file: Path, made: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _read(file: Path, description: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   """{shard: what the ledger knows of it}, if the ledger is of the same run."""
   *lines, last = file.read_text(encoding="utf-8").split("\n")
   del last  # empty, or a line that a killed command did not finish
@@ -263,7 +268,7 @@ def _read(file: Path, made: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     raise ValueError(f"{file} cannot be read ({error}); name a new folder") from error
   if format_ != _FORMAT:
     raise ValueError(f"{file} was written by another version of jax2tf; name a new directory")
-  if other := [key for key, value in made.items() if before.get(key) != value]:
+  if other := [key for key, value in description.items() if before.get(key) != value]:
     what = (
       "another model"
       if other[0] == "model"

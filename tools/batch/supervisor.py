@@ -97,9 +97,9 @@ class _Worker:
   def hear(self) -> list[dict[str, Any]] | None:
     """Its messages that have come, without waiting for the end of a line; None if it died."""
     assert self.process.stdout is not None
-    if not (found := os.read(self.process.stdout.fileno(), 1 << 16)):
+    if not (data := os.read(self.process.stdout.fileno(), 1 << 16)):
       return None
-    *lines, self._heard = (self._heard + found).split(b"\n")
+    *lines, self._heard = (self._heard + data).split(b"\n")
     return [json.loads(line) for line in lines]
 
   def end(self) -> str:
@@ -159,29 +159,29 @@ class _Run:
       for each in self._crew.idle:
         if self._left:
           each.give(*self._left.popleft())
-      for each, said in self._crew.messages():
-        self._hear(each, said)
+      for each, message in self._crew.messages():
+        self._hear(each, message)
       for each in self._crew.silent_for(self._stall_seconds):
         self._lost(each, f"it ran no rows for {self._stall_seconds:.0f} s (--stall_seconds), so ")
       self._show()
     self._outcome.seconds = time.monotonic() - self._began
     return self._outcome
 
-  def _hear(self, each: _Worker, said: dict[str, Any] | None) -> None:
-    if said is None:
+  def _hear(self, each: _Worker, message: dict[str, Any] | None) -> None:
+    if message is None:
       self._lost(each)
-    elif "fatal" in said:
-      raise ValueError(said["fatal"])
-    elif "ready" in said:
+    elif "fatal" in message:
+      raise ValueError(message["fatal"])
+    elif "ready" in message:
       each.ready, self._deaths = True, 0
       if self._outcome.renewed == 0:
         self._outcome.started += (time.monotonic() - self._began) / self._crew.number
-    elif "part" in said:
-      each.rows, each.part = each.rows + said["rows"], said["part"]
-    elif "done" in said:
-      self._done(each, **said["done"])
-    elif "failed" in said:
-      self._failed(each, said["failed"])
+    elif "part" in message:
+      each.rows, each.part = each.rows + message["rows"], message["part"]
+    elif "done" in message:
+      self._done(each, **message["done"])
+    elif "failed" in message:
+      self._failed(each, message["failed"])
 
   def _lost(self, each: _Worker, why: str = "") -> None:
     """Replaces a worker that died, or that has to."""
@@ -257,8 +257,8 @@ class _Crew:
       each.silent += passed
     for each in spoke:
       each.silent = 0.0
-      said = each.hear()
-      yield from ((each, message) for message in (said if said is not None else [None]))
+      heard = each.hear()
+      yield from ((each, message) for message in (heard if heard is not None else [None]))
 
   def silent_for(self, seconds: float) -> list[_Worker]:
     """The workers that load the model or run a shard and have reported nothing for so long."""
@@ -270,9 +270,9 @@ class _Crew:
     """Replaces a worker that ended, and returns how it ended."""
     self._selector.unregister(each.process.stdout)  # type: ignore[arg-type]
     self._members.remove(each)
-    said = each.end()
+    message = each.end()
     self._add()
-    return said
+    return message
 
   def _add(self) -> None:
     each = _Worker(self._options, self._threads)

@@ -40,8 +40,8 @@ class State(NamedTuple):
   @classmethod
   def of(cls, path: Path) -> State:
     """The state of a file now."""
-    found = path.stat()
-    return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+    status = path.stat()
+    return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def temporary(path: Path, pid: int) -> Path:

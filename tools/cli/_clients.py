@@ -187,9 +187,11 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
   with _channel(target) as channel:
     stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-    asked = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+    metadata_request = get_model_metadata_pb2.GetModelMetadataRequest(
+      metadata_field=["signature_def"]
+    )
     request = predict_pb2.PredictRequest()
-    for spec in (asked.model_spec, request.model_spec):
+    for spec in (metadata_request.model_spec, request.model_spec):
       spec.name = target.model
       if target.version is not None:
         spec.version.value = target.version
@@ -197,20 +199,22 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         spec.version_label = target.label
     request.model_spec.signature_name = target.signature
     try:
-      found = get_model_metadata_pb2.SignatureDefMap()
-      stub.GetModelMetadata(asked, timeout=target.seconds).metadata["signature_def"].Unpack(found)
+      signatures_of_model = get_model_metadata_pb2.SignatureDefMap()
+      stub.GetModelMetadata(metadata_request, timeout=target.seconds).metadata[
+        "signature_def"
+      ].Unpack(signatures_of_model)
       known = (
-        found.signature_def[target.signature].inputs
-        if target.signature in found.signature_def
+        signatures_of_model.signature_def[target.signature].inputs
+        if target.signature in signatures_of_model.signature_def
         else {}
       )
       for name, value in _named(inputs, known).items():
         dtype = known[name].dtype if name in known else None  # the server then rejects it by name
-        given = (
+        spec_texts = (
           value if isinstance(value, np.ndarray) and value.dtype.kind != "O" else _unpacked(value)
         )
         request.inputs[name].CopyFrom(
-          tf.make_tensor_proto(given, dtype if given is not value else None)
+          tf.make_tensor_proto(spec_texts, dtype if spec_texts is not value else None)
         )
       answer = stub.Predict(request, timeout=target.seconds)
     except grpc.RpcError as error:

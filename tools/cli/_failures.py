@@ -108,16 +108,16 @@ def _failure(error: BaseException, without_params: bool) -> Failure:
   gaps = [dataclasses.asdict(gap) for gap in getattr(error, "gaps", ())]
   if gaps:
     return Failure(_of_gaps(str(error), gaps), NO, gaps, **{part: gaps[0][part] for part in PARTS})
-  place = _user_place(error)
+  user_line = _user_place(error)
   if isinstance(error, SystemExit):
     return _at(
-      place,
+      user_line,
       f"the module ends the program (exit {error.code or 0})",
       "put that under `if __name__ == '__main__'`",
     )
-  if place:
+  if user_line:
     return _at(
-      place, f"{type(error).__name__}: {_first_line(error)}", _advice(error, without_params)
+      user_line, f"{type(error).__name__}: {_first_line(error)}", _advice(error, without_params)
     )
   if isinstance(error, OSError) and error.strerror:
     return Failure(
@@ -135,14 +135,14 @@ def _failure(error: BaseException, without_params: bool) -> Failure:
   return Failure(f"{type(error).__name__}: {_first_line(error)}; --debug shows where", CANNOT)
 
 
-def _at(place: str, reason: str, advice: str) -> Failure:
+def _at(user_line: str, reason: str, advice: str) -> Failure:
   words = f"{reason.rstrip('.')}; {advice}" if advice else reason
   return Failure(
-    f"{place}: {words}" if place else words,
+    f"{user_line}: {words}" if user_line else words,
     CANNOT,
     reason=reason,
     advice=advice or None,
-    where=place or None,
+    where=user_line or None,
   )
 
 
@@ -197,9 +197,9 @@ def _is_users(frame: FrameType) -> bool:
 
 def _advice(error: BaseException, without_params: bool) -> str:
   if "jax2tf.errors" in sys.modules and (
-    found := sys.modules["jax2tf.errors"].settling_constraints(error)
+    constraints := sys.modules["jax2tf.errors"].settling_constraints(error)
   ):
-    holds, fails = found
+    holds, fails = constraints
     return f'give --constraint "{holds}" if it holds for all sizes that you use' + (
       f', --constraint "{fails}" if for none' if fails else ""
     )

@@ -25,7 +25,7 @@ Found = dict[str, Any]  # the fields of a UnsupportedEquation
 
 
 def gaps(
-  given: Adapted,
+  adapted_model: Adapted,
   inputs: Mapping[str, str],
   constraints: Sequence[str],
   targets: Sequence[str],
@@ -51,9 +51,12 @@ def gaps(
 
   def model_with(idioms: str) -> saved_model.Model:
     model = saved_model.Model(
-      given.params, state=given.state, polymorphic_constraints=constraints, idioms=idioms
+      adapted_model.params,
+      state=adapted_model.state,
+      polymorphic_constraints=constraints,
+      idioms=idioms,
     )
-    return model.add(given.fun, inputs=inputs, stateful=given.state is not None)
+    return model.add(adapted_model.fun, inputs=inputs, stateful=adapted_model.state is not None)
 
   try:
     model = model_with("exact")
@@ -98,9 +101,9 @@ def missing(gaps: Sequence[Found]) -> list[Found]:
   return [gap for gap in gaps if not gap.get("left_out")]
 
 
-def verdict(found: Mapping[str, Sequence[Found]], quick: bool) -> str:
+def verdict(gaps_of_targets: Mapping[str, Sequence[Found]], quick: bool) -> str:
   """The verdict in one sentence."""
-  lacking = [target for target, gaps in found.items() if missing(gaps)]
+  lacking = [target for target, gaps in gaps_of_targets.items() if missing(gaps)]
   return (
     f"gaps in {', '.join(lacking)}"
     if lacking
@@ -108,17 +111,17 @@ def verdict(found: Mapping[str, Sequence[Found]], quick: bool) -> str:
   )
 
 
-def text(found: Mapping[str, Sequence[Found]], quick: bool) -> str:
+def text(gaps_of_targets: Mapping[str, Sequence[Found]], quick: bool) -> str:
   """The gaps as lines for a terminal."""
   lines = []
-  for target, gaps in found.items():
+  for target, gaps in gaps_of_targets.items():
     untried = _UNTRIED if quick and target != "serving" else ""
     lines.append(
       f"{target}: "
       f"{f'{len(missing(gaps))} gaps' if missing(gaps) else f'nothing is missing{untried}'}"
     )
     for gap in gaps:
-      asked = f" (of '{gap['primitive']}') at " if gap["primitive"] else ""
-      what = "left out" if gap.get("left_out") else gap["op"] or ("no lowering" if asked else "")
-      lines.append(f"  {what}{asked}{gap['where']}")
+      equation = f" (of '{gap['primitive']}') at " if gap["primitive"] else ""
+      what = "left out" if gap.get("left_out") else gap["op"] or ("no lowering" if equation else "")
+      lines.append(f"  {what}{equation}{gap['where']}")
   return "\n".join(lines)

@@ -25,20 +25,22 @@ def of_functions(meta: Any) -> dict[str, str]:
   with the variables that they use."""
   functions = _Functions(meta.graph_def.library)
   nodes = functions.of_nodes(meta.graph_def.node, _of_graph)
-  found: dict[str, list[str]] = collections.defaultdict(list)
+  by_function: dict[str, list[str]] = collections.defaultdict(list)
   for name, signature in meta.signature_def.items():
     results = [
       f"{key}={_of_graph(info.name, nodes)}" for key, info in sorted(signature.outputs.items())
     ]
-    found[f"signature {name}"].append(_digest(*sorted(signature.inputs), *results))
+    by_function[f"signature {name}"].append(_digest(*sorted(signature.inputs), *results))
   captures = _captures(meta, lambda name: nodes.get(name, ""))
   for name, function in meta.object_graph_def.concrete_functions.items():
     what = re.sub(r"^__inference_|_\d+$", "", name)
     if not what.startswith("signature_wrapper_"):
-      found[what].append(_digest(functions.of(name), *(captures[i] for i in function.bound_inputs)))
+      by_function[what].append(
+        _digest(functions.of(name), *(captures[i] for i in function.bound_inputs))
+      )
   return {
     name: " ".join(sorted(digest[:12] for digest in digests))
-    for name, digests in sorted(found.items())
+    for name, digests in sorted(by_function.items())
   }
 
 
@@ -55,15 +57,15 @@ def _captures(meta: Any, node: Callable[[str], str]) -> list[str]:
   """What each object of the model is as a capture. Variables are told apart by their names, and by
   their order if several share one."""
   seen: collections.Counter[str] = collections.Counter()
-  found = []
+  captured = []
   for saved in meta.object_graph_def.nodes:
     kind = saved.WhichOneof("kind") or ""
     text = {"variable": saved.variable.name, "constant": node(saved.constant.operation)}.get(
       kind, ""
     )
     seen[text] += kind == "variable"
-    found.append(f"{kind} {text} {seen[text]}")
-  return found
+    captured.append(f"{kind} {text} {seen[text]}")
+  return captured
 
 
 def _of_graph(text: str, nodes: Mapping[str, str]) -> str:
@@ -117,22 +119,22 @@ class _Functions:
         {n: {*map(_node, node.input)} & by_name.keys() - closing for n, node in by_name.items()}
       ).static_order()
     ]
-    found = dict.fromkeys(closing, "")
+    hashes = dict.fromkeys(closing, "")
     for _ in range(_PASSES if closing else 1):
       for name in order:
-        data = [reference(x, found) for x in by_name[name].input if not x.startswith("^")]
-        control = sorted(found[x[1:]] for x in by_name[name].input if x.startswith("^"))
-        found[name] = _digest(ops[name], *data, "after", *control)
-    return found
+        data = [reference(x, hashes) for x in by_name[name].input if not x.startswith("^")]
+        control = sorted(hashes[x[1:]] for x in by_name[name].input if x.startswith("^"))
+        hashes[name] = _digest(ops[name], *data, "after", *control)
+    return hashes
 
   def _op(self, node: Any) -> str:
     op = self.of(node.op) if node.op in self._library else node.op
-    kept = sorted(key for key in node.attr if not key.startswith("_") and key not in _IGNORED)
+    attributes = sorted(key for key in node.attr if not key.startswith("_") and key not in _IGNORED)
     return _digest(
       op,
       node.device,
       node.name if node.op in _NAMED else "",
-      *(f"{key}={self._attribute(node.attr[key])}" for key in kept),
+      *(f"{key}={self._attribute(node.attr[key])}" for key in attributes),
     )
 
   def _attribute(self, attribute: Any) -> str:

@@ -23,9 +23,9 @@ def inspect(directory: str | Path) -> dict[str, Any]:
   Raises:
     FileNotFoundError: there is no SavedModel.
   """
-  place = publish.saved_model_in(paths.of(directory, "DIR"))
-  with paths.fetched(place) as path:
-    return {"path": str(place)} | _contents(path)
+  saved = publish.saved_model_in(paths.of(directory, "DIR"))
+  with paths.fetched(saved) as path:
+    return {"path": str(saved)} | _contents(path)
 
 
 def _contents(path: Path) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def _contents(path: Path) -> dict[str, Any]:
     graph = values.meta_graph(path)
     functions = _graphs.of_functions(graph)
   nodes = graphs.nodes(graph.graph_def)
-  found: dict[str, Any] = {
+  content: dict[str, Any] = {
     "bytes": sum(f.stat().st_size for f in path.rglob("*") if f.is_file()),
     "signatures": {
       name: {
@@ -63,7 +63,7 @@ def _contents(path: Path) -> dict[str, Any]:
   }
   try:
     record = manifest.read(path)
-    found["manifest"] = {
+    content["manifest"] = {
       "created": record.created,
       "versions": dict(record.versions),
       "constraints": list(record.constraints),
@@ -83,24 +83,24 @@ def _contents(path: Path) -> dict[str, Any]:
       },
     }
   except FileNotFoundError:
-    found["manifest"] = None
-  return found
+    content["manifest"] = None
+  return content
 
 
 def _variables(graph: Any) -> dict[str, dict[str, Any]]:
-  found: dict[str, dict[str, Any]] = {}
+  by_name: dict[str, dict[str, Any]] = {}
   for variable in (
     node.variable for node in graph.object_graph_def.nodes if node.HasField("variable")
   ):
     # several variables may share a name
-    same = sum(name.partition(" ")[0] == variable.name for name in found)
+    same = sum(name.partition(" ")[0] == variable.name for name in by_name)
     name = f"{variable.name} ({same + 1})" if same else variable.name
-    found[name] = {
+    by_name[name] = {
       "dtype": tf.as_dtype(variable.dtype).name,
       "shape": _shape(variable.shape),
       "trainable": variable.trainable,
     }
-  return found
+  return by_name
 
 
 def _shape(proto: Any) -> list[int | None] | None:
@@ -118,14 +118,14 @@ def _count(file: Path) -> int:
   return sum(1 for _ in tf.data.TFRecordDataset(str(file))) if file.exists() else 0
 
 
-def text(found: Mapping[str, Any]) -> str:
+def text(content: Mapping[str, Any]) -> str:
   """The contents as tables for a terminal."""
-  size = found["bytes"] / 2**20
+  size = content["bytes"] / 2**20
   head = (
-    f"{found['path']}: {size:.1f} MB, written by TensorFlow {found['tensorflow']}, "
-    f"{found['gradients']} gradient functions, "
+    f"{content['path']}: {size:.1f} MB, written by TensorFlow {content['tensorflow']}, "
+    f"{content['gradients']} gradient functions, "
   )
-  head += f"{found['warmup_requests']} warm-up requests"
+  head += f"{content['warmup_requests']} warm-up requests"
   rows = [
     (
       name,
@@ -133,29 +133,31 @@ def text(found: Mapping[str, Any]) -> str:
       what,
       str(spec) + (f" = {signature['defaults'][key]}" if key in signature["defaults"] else ""),
     )
-    for name, signature in found["signatures"].items()
+    for name, signature in content["signatures"].items()
     for what, specs in (("input", signature["inputs"]), ("output", signature["outputs"]))
     for key, spec in specs.items()
   ]
   parameters = [
     (n, v["dtype"], str(v["shape"]), "yes" if v["trainable"] else "")
-    for n, v in found["variables"].items()
+    for n, v in content["variables"].items()
   ]
   parts = [
     head,
     _table(("signature", "tensor", "", "dtype and shape"), rows),
     _table((f"{len(parameters)} variables", "dtype", "shape", "trainable"), parameters),
-    _table(("function", "hash"), found["functions"].items()),
-    _table(("op", "count"), [(op, str(n)) for op, n in found["ops"].items()]),
+    _table(("function", "hash"), content["functions"].items()),
+    _table(("op", "count"), [(op, str(n)) for op, n in content["ops"].items()]),
   ]
-  if found["assets"]:
-    parts.append(_table(("asset", "hash"), found["assets"].items()))
-  if found["outside"]:
-    reached = [(op, each["effect"], ", ".join(each["in"])) for op, each in found["outside"].items()]
+  if content["assets"]:
+    parts.append(_table(("asset", "hash"), content["assets"].items()))
+  if content["outside"]:
+    reached = [
+      (op, each["effect"], ", ".join(each["in"])) for op, each in content["outside"].items()
+    ]
     parts.append(_table(("op that serve and batch refuse", "because it", "in"), reached))
-  if found["devices"]:
-    parts.append("devices: " + ", ".join(found["devices"]))
-  if record := found["manifest"]:
+  if content["devices"]:
+    parts.append("devices: " + ", ".join(content["devices"]))
+  if record := content["manifest"]:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     if record["state"]:
       stateful = ", ".join(
@@ -175,9 +177,9 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
   return tables.text(header, ([*map(_visible, row)] for row in rows), width=140)
 
 
-def _visible(said: str) -> str:
+def _visible(raw: str) -> str:
   """The text with its control characters written out."""
-  return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in said)
+  return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in raw)
 
 
 # Entries in which two SavedModels always differ.
@@ -195,16 +197,16 @@ def diff(
     ValueError: a SavedModel is damaged.
   """
   old, new = inspect(before), inspect(after)
-  for found in (old, new):
-    if found["manifest"]:
-      del found["manifest"]["created"]
+  for content in (old, new):
+    if content["manifest"]:
+      del content["manifest"]["created"]
   with (
     stages.stage("read the variables"),
     paths.fetched(paths.of(old["path"])) as one,
     paths.fetched(paths.of(new["path"])) as other,
   ):
     weights = _weights.differences(one, other)
-  said = _differences(
+  changes = _differences(
     "",
     {k: v for k, v in old.items() if k not in _OF_EACH},
     {k: v for k, v in new.items() if k not in _OF_EACH},
@@ -212,15 +214,15 @@ def diff(
   values = [
     {"what": f"values/{d['path']}", "before": d["before"], "after": d["after"]} for d in weights
   ]
-  return [*said, *values], weights
+  return [*changes, *values], weights
 
 
-def _differences(place: str, before: Any, after: Any) -> Iterable[dict[str, Any]]:
+def _differences(path: str, before: Any, after: Any) -> Iterable[dict[str, Any]]:
   if isinstance(before, dict) and isinstance(after, dict):
     for key in sorted({*before, *after}):
-      yield from _differences(f"{place}/{key}" if place else key, before.get(key), after.get(key))
+      yield from _differences(f"{path}/{key}" if path else key, before.get(key), after.get(key))
   elif before != after:
-    yield {"what": place, "before": before, "after": after}
+    yield {"what": path, "before": before, "after": after}
 
 
 def weights_text(differences: Iterable[Mapping[str, Any]]) -> str:

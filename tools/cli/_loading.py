@@ -53,7 +53,7 @@ def attribute(name: str) -> Any:
       f"{name!r} names a file; name the module, from the folder {folder}: {file.stem}:{path}"
     )
   try:
-    found = importlib.import_module(module_name)
+    value = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
     if f"{module_name}.".startswith(f"{error.name}."):
       raise UsageError(
@@ -63,28 +63,28 @@ def attribute(name: str) -> Any:
       f"module {module_name!r} imports {error.name!r}, which is not installed"
     ) from error
   for part in path.split("."):
-    if not hasattr(found, part):
+    if not hasattr(value, part):
       known = [
         known
-        for known in getattr(found, "__dict__", None) or dir(found)
+        for known in getattr(value, "__dict__", None) or dir(value)
         if not known.startswith("_")
       ]
       what = (
         f"module {module_name!r}"
-        if inspect.ismodule(found)
-        else f"{name!r}: {type(found).__name__}"
+        if inspect.ismodule(value)
+        else f"{name!r}: {type(value).__name__}"
       )
       raise UsageError(f"{what} has no {part!r}; it has {', '.join(known)[:200]}")
-    found = getattr(found, part)
-  return found
+    value = getattr(value, part)
+  return value
 
 
 def function(name: str) -> Callable[..., Any]:
   """The callable with this name."""
-  found = attribute(name)
-  if not callable(found):
-    raise UsageError(f"{name} is {type(found).__name__}, not a function")
-  return found
+  value = attribute(name)
+  if not callable(value):
+    raise UsageError(f"{name} is {type(value).__name__}, not a function")
+  return value
 
 
 def model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
@@ -100,22 +100,22 @@ def model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
 
 def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
   name, library, params = named.function, named.library, named.params
-  found = attribute(name)
-  if library and _library_of(found) is None and callable(found):
-    found = _made(found, f"--library={library}: {name}")
-  library = library or _library_of(found)
+  value = attribute(name)
+  if library and _library_of(value) is None and callable(value):
+    value = _made(value, f"--library={library}: {name}")
+  library = library or _library_of(value)
   if named.state is not None and library in _STATE_OF:
     raise UsageError(f"--state={named.state} is not for a model of {library}; {_STATE_OF[library]}")
   if named.batched and library != "equinox":
     raise UsageError(f"--batched is for a model of equinox, and {name} is none; leave it out")
   if library is None:
-    _check_function(found, name)
+    _check_function(value, name)
     return Adapted(function(name), parameters(params), state(named.state))
   if library in ("nnx", "equinox"):
     whole = (
-      libraries.nnx(found)
+      libraries.nnx(value)
       if library == "nnx"
-      else libraries.equinox(*_with_state(found), batched=named.batched)
+      else libraries.equinox(*_with_state(value), batched=named.batched)
     )
     whole = with_values(whole, parameters(params), f"--params={params}") if params else whole
   elif params is None:
@@ -125,24 +125,24 @@ def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
     )
   elif library == "linen":
     variables = parameters(params)
-    whole = libraries.linen(found, variables if "params" in variables else {"params": variables})
+    whole = libraries.linen(value, variables if "params" in variables else {"params": variables})
   else:
-    whole = libraries.haiku(found, parameters(params, haiku=True), state(named.state, haiku=True))
+    whole = libraries.haiku(value, parameters(params, haiku=True), state(named.state, haiku=True))
   return adapted(whole, inputs(), named.constraints)
 
 
-def _check_function(found: Any, name: str) -> None:
+def _check_function(value: Any, name: str) -> None:
   """Raises UsageError for what makes a model, where a function of parameters and inputs is
   expected."""
-  if inspect.isclass(found):
+  if inspect.isclass(value):
     raise UsageError(
       f"{name} is a class; name a model, or a function without arguments that makes one, with "
       "--library"
     )
-  if not callable(found):
+  if not callable(value):
     return  # `function` says what it is
   try:
-    takes = inspect.signature(found).parameters
+    takes = inspect.signature(value).parameters
   except (ValueError, TypeError):  # a callable implemented in C
     return
   if not takes:
@@ -153,13 +153,13 @@ def _check_function(found: Any, name: str) -> None:
     )
 
 
-def _library_of(found: Any) -> str | None:
-  return libraries.library_of(found) or libraries.library_of(_with_state(found)[0])
+def _library_of(model: Any) -> str | None:
+  return libraries.library_of(model) or libraries.library_of(_with_state(model)[0])
 
 
-def _with_state(found: Any) -> tuple[Any, Any]:
+def _with_state(model: Any) -> tuple[Any, Any]:
   """(model, state) of what Equinox' `make_with_state` gives, or of a model alone."""
-  return found if type(found) is tuple and len(found) == 2 else (found, None)
+  return model if type(model) is tuple and len(model) == 2 else (model, None)
 
 
 def _made(factory: Callable[..., Any], what: str) -> Any:
@@ -187,13 +187,13 @@ def parameters(source: str | None, option: str = "--params", *, haiku: bool = Fa
     return {}
   if ":" in source and "://" not in source and not Path(source).exists():
     return _made(function(source), f"{option}={source}")
-  place = paths.of(source, option)
-  if not place.exists():
+  file = paths.of(source, option)
+  if not file.exists():
     raise UsageError(
       f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax "
       "checkpoint, or module:factory"
     )
-  with paths.fetched(place) as path:
+  with paths.fetched(file) as path:
     return _read(path, option, source, haiku)
 
 
@@ -283,23 +283,23 @@ def nested(flat: dict[str, Any], haiku: bool = False) -> Any:
   tree: dict[str, Any] = {}
   for name, array in flat.items():
     *folders, leaf = re.split(separator, name)
-    place = tree
+    folder_of_leaf = tree
     for folder in folders:
-      place = place.setdefault(folder, {})
-      if not isinstance(place, dict):
+      folder_of_leaf = folder_of_leaf.setdefault(folder, {})
+      if not isinstance(folder_of_leaf, dict):
         raise ValueError(f"{name!r} is inside of {folder!r}, which is an array itself")
-    if leaf in place:
+    if leaf in folder_of_leaf:
       raise ValueError(f"{name!r} occurs twice, or is a prefix of another name")
-    place[leaf] = array
+    folder_of_leaf[leaf] = array
   return _with_lists(tree)
 
 
 def _with_lists(tree: Any) -> Any:
   if not isinstance(tree, dict):
     return tree
-  found = {name: _with_lists(value) for name, value in tree.items()}
-  numbers = [str(i) for i in range(len(found))]
-  return [found[i] for i in numbers] if found and found.keys() == {*numbers} else found
+  children = {name: _with_lists(value) for name, value in tree.items()}
+  numbers = [str(i) for i in range(len(children))]
+  return [children[i] for i in numbers] if children and children.keys() == {*numbers} else children
 
 
 def inputs(texts: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
@@ -309,19 +309,19 @@ def inputs(texts: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, s
     UsageError: a text has another form, or names an input twice.
     ValueError: a constraint has a syntax error, or names a dimension that no input has.
   """
-  found: dict[str, str] = {}
+  specs: dict[str, str] = {}
   for text in texts:
     name, equals, spec = text.partition("=")
     if not (name and equals and spec):
       raise UsageError(
         f'--input={text!r} is not of the form name=dtype[shape], as in --input "x=f32[b,784]"'
       )
-    if name in found:
+    if name in specs:
       raise UsageError(f"--input names {name!r} twice")
-    found[name] = spec
+    specs[name] = spec
   for text in constraints:
-    check_constraint(text, notation.dimensions(found))
-  return found
+    check_constraint(text, notation.dimensions(specs))
+  return specs
 
 
 def sizes(texts: Sequence[str]) -> dict[str, list[int]]:
@@ -330,9 +330,9 @@ def sizes(texts: Sequence[str]) -> dict[str, list[int]]:
   Raises:
     UsageError: a text has another form.
   """
-  found: dict[str, list[int]] = {}
+  by_variable: dict[str, list[int]] = {}
   for text in texts:
     if not (match := re.fullmatch(r"(\w+)=(\d+)", text)):
       raise UsageError(f'--size={text!r} is not of the form variable=number, as in --size "b=8"')
-    found.setdefault(match[1], []).append(int(match[2]))
-  return found
+    by_variable.setdefault(match[1], []).append(int(match[2]))
+  return by_variable

@@ -36,8 +36,8 @@ def samples(source: str, inputs: Mapping[str, str]) -> Any:
       "module:function"
     )
   try:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-      arrays = dict(found)
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+      arrays = dict(archive)
   except Exception as error:  # each fault of a file has its own error
     raise _loading.UsageError(
       f"--representative_dataset={source} cannot be read: {error}"

@@ -94,9 +94,9 @@ def takes_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
   """Adds the options of a `Named`; `function` gets them as `named`."""
 
   @functools.wraps(function)
-  def command(**given: Any) -> Answer:
-    named = Named(**{field.name: given.pop(field.name) for field in dataclasses.fields(Named)})
-    return function(named=named, **given)
+  def command(**options: Any) -> Answer:
+    named = Named(**{field.name: options.pop(field.name) for field in dataclasses.fields(Named)})
+    return function(named=named, **options)
 
   for decorate in (
     click.option(

@@ -24,7 +24,7 @@ def differences(before: Path, after: Path) -> list[dict[str, Any]]:
   old, new = (
     values.readers(directory, values.meta_graph(directory)) for directory in (before, after)
   )
-  found = []
+  changes = []
   for name in dict.fromkeys([*old, *new]):  # reads all of them, to detect truncated files
     x, y = (of[name]() if name in of else None for of in (old, new))
     if x is None or y is None or x.shape != y.shape or x.dtype != y.dtype:
@@ -36,8 +36,8 @@ def differences(before: Path, after: Path) -> list[dict[str, Any]]:
     hashes = [
       None if array is None else hashlib.sha256(_bytes(array)).hexdigest()[:12] for array in (x, y)
     ]
-    found.append({"path": name, "before": hashes[0], "after": hashes[1], **figures})
-  return sorted(found, key=lambda d: -(d["max_abs"] or 0))
+    changes.append({"path": name, "before": hashes[0], "after": hashes[1], **figures})
+  return sorted(changes, key=lambda d: -(d["max_abs"] or 0))
 
 
 def _bytes(x: np.ndarray) -> bytes:
@@ -70,11 +70,11 @@ def _figures(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
   return figures | {"max_abs": apart.max().item(), "max_rel": float(np.nanmax(share))}
 
 
-def rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def rows(changes: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
   """The rows of a table: path, elements that differ, largest difference, largest relative
   difference."""
   figures = ("differing", "max_abs", "max_rel")
   return [
     (d["path"], *("-" if d[key] is None else f"{d[key]:.4g}" for key in figures))
-    for d in list(found)[:_MOST]
+    for d in list(changes)[:_MOST]
   ]

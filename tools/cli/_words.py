@@ -77,9 +77,9 @@ def as_flags(text: str) -> str:
   return _ARGUMENT.sub(_flag, text)
 
 
-def _flag(found: re.Match[str]) -> str:
-  name = found["quoted"] or found["given"] or found["bare"] or found["subject"] or found[0]
-  return f"--{_FLAGS[name]}{'=' if found['given'] else ''}"
+def _flag(match: re.Match[str]) -> str:
+  name = match["quoted"] or match["given"] or match["bare"] or match["subject"] or match[0]
+  return f"--{_FLAGS[name]}{'=' if match['given'] else ''}"
 
 
 def dumps(value: Any) -> str:

@@ -88,12 +88,12 @@ def batch(
     from jax2tf.tools.batch import plan, supervisor  # noqa: PLC0415  (NumPy)
 
     named, allowed = dict(map(_column, columns)), outside.named(allow_ops)
-    place = os.path.abspath(paths.local(model, "MODEL"))
-    options = plan.Asked(model=place, columns=named, allow_ops=allowed, **asked)  # type: ignore[arg-type]
+    folder = os.path.abspath(paths.local(model, "MODEL"))
+    options = plan.Asked(model=folder, columns=named, allow_ops=allowed, **asked)  # type: ignore[arg-type]
     files = [str(paths.local(each, "FILES")) for each in inputs]
-    with plan.opened(files, paths.local(directory, "DIR"), options) as found:
-      outcome = supervisor.run(found, workers or _cores(), threads, stall_seconds)
-    value = {"verdict": _verdict(outcome, len(found.shards))} | dataclasses.asdict(outcome)
+    with plan.opened(files, paths.local(directory, "DIR"), options) as opened_plan:
+      outcome = supervisor.run(opened_plan, workers or _cores(), threads, stall_seconds)
+    value = {"verdict": _verdict(outcome, len(opened_plan.shards))} | dataclasses.asdict(outcome)
     say(dumps(value) if as_json else "\n".join([value["verdict"], *_failed(outcome)]))
   return NO if outcome.failed else 0
 

@@ -34,12 +34,16 @@ def check(
 
   specs = _loading.inputs(inputs, named.constraints)
   model = _loading.model(named, lambda: specs)
-  found = _gaps.gaps(
+  gaps_of_targets = _gaps.gaps(
     model, specs, named.constraints, targets.split(","), quick, _loading.sizes(sizes)
   )
-  code = int(any(map(_gaps.missing, found.values())))
+  code = int(any(map(_gaps.missing, gaps_of_targets.values())))
   return (
-    {"verdict": _gaps.verdict(found, quick), "exported": not quick, "targets": found},
-    _gaps.text(found, quick),
+    {
+      "verdict": _gaps.verdict(gaps_of_targets, quick),
+      "exported": not quick,
+      "targets": gaps_of_targets,
+    },
+    _gaps.text(gaps_of_targets, quick),
     code,
   )

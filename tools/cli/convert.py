@@ -122,12 +122,12 @@ def convert(
   from jax2tf.converters.saved_model import warmup  # noqa: PLC0415
   from jax2tf.tools.cli import _loading, _samples  # noqa: PLC0415
 
-  given = {
+  settings = {
     name: value for name, value in others.items() if value is not None and value is not False
   }
   if sizes:
-    given["size"] = _loading.sizes(sizes)
-  for name in given.keys() - _OPTIONS_OF[to]:
+    settings["size"] = _loading.sizes(sizes)
+  for name in settings.keys() - _OPTIONS_OF[to]:
     if name in _OPTIONS_OF["saved_model"]:
       raise _loading.UsageError(
         f"--{name} is for a SavedModel, and --to={to} makes none; leave it out"
@@ -136,65 +136,67 @@ def convert(
       f"--{name} is not for --to={to}; it is for "
       f"{', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}"
     )
-  if overwrite and to == "saved_model" and "version" not in given:
+  if overwrite and to == "saved_model" and "version" not in settings:
     raise _loading.UsageError(
       "--overwrite replaces a version of a SavedModel; name it as --version, or leave out "
       "--overwrite to add one"
     )
-  place = paths.of(out, "--out")
+  target = paths.of(out, "--out")
   if to in ("onnx", "tflite"):
-    publish.check_file(place, overwrite, f"model.{to}")
+    publish.check_file(target, overwrite, f"model.{to}")
   elif to == "saved_model":
-    publish.check_version(place, given.get("version"), overwrite)
+    publish.check_version(target, settings.get("version"), overwrite)
   else:
-    publish.check_writable(place.parent)
+    publish.check_writable(target.parent)
   specs = _loading.inputs(inputs, named.constraints)
   data = (
-    _samples.samples(given["representative_dataset"], specs)
-    if "representative_dataset" in given
+    _samples.samples(settings["representative_dataset"], specs)
+    if "representative_dataset" in settings
     else None
   )
-  found = _loading.model(named, lambda: specs)
+  loaded = _loading.model(named, lambda: specs)
   with stages.stage(f"import what --to={to} needs"):
     exporter: Any = importlib.import_module(f"jax2tf.converters.{to}")
   gradient = {
-    "with_gradient": "with_gradient" in given,
-    "gradient_orders": given.get("gradient_orders", 1),
+    "with_gradient": "with_gradient" in settings,
+    "gradient_orders": settings.get("gradient_orders", 1),
   }
   options: dict[str, Any] = {
     "polymorphic_constraints": named.constraints,
     "idioms": idioms or getattr(exporter, "IDIOMS", "exact"),  # a SavedModel's are exact
     **gradient,
   }
-  model = saved_model.Model(found.params, state=found.state, trainable=found.trainable, **options)
+  model = saved_model.Model(
+    loaded.params, state=loaded.state, trainable=loaded.trainable, **options
+  )
   model.add(
-    found.fun,
+    loaded.fun,
     inputs=specs,
     outputs=outputs or None,
     signatures=signature,
-    stateful=found.state is not None,
+    stateful=loaded.state is not None,
   )
   if to == "saved_model":
-    requests = warmup.from_specs(model, given["warmup"]) if "warmup" in given else ()
+    requests = warmup.from_specs(model, settings["warmup"]) if "warmup" in settings else ()
     path = model.save(
-      out, version=given.get("version"), overwrite=overwrite, warmup_requests=requests
+      out, version=settings.get("version"), overwrite=overwrite, warmup_requests=requests
     )
     return {"verdict": "saved", "path": str(path)}, f"saved {path}", 0
   with stages.stage(f"convert to {to}"):
-    if "representative_dataset" in given:
-      given["representative_dataset"] = data
-    made = exporter.save_model(
-      model, out, overwrite=overwrite, sizes=given.pop("size", None), **given
+    if "representative_dataset" in settings:
+      settings["representative_dataset"] = data
+    exported = exporter.save_model(
+      model, out, overwrite=overwrite, sizes=settings.pop("size", None), **settings
     )
-  value = {"verdict": made.report.verdict, "path": str(made.path), "bytes": made.size}
-  said = f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}"
+  value = {"verdict": exported.report.verdict, "path": str(exported.path), "bytes": exported.size}
+  sentence = f"saved {exported.path} ({exported.size:,} bytes); {exported.report.verdict}"
   if to == "onnx":
-    oldest, for_nan = made.oldest_runtime, made.oldest_runtime_for_nan
+    oldest, for_nan = exported.oldest_runtime, exported.oldest_runtime_for_nan
     value |= {"oldest_runtime": oldest, "oldest_runtime_for_nan": for_nan}
-    said += f"; for ONNX Runtime {oldest} or newer"
+    sentence += f"; for ONNX Runtime {oldest} or newer"
     if for_nan != oldest:
-      said += f", {for_nan} or newer if inputs contain NaN or infinities"
-  return value, said, 0
+      sentence += f", {for_nan} or newer if inputs contain NaN or infinities"
+  return value, sentence, 0
 
 
 def _check_quantization(to: str, options: Mapping[str, Any]) -> None:

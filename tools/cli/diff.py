@@ -20,13 +20,13 @@ def diff(before: str, after: str, weights: bool) -> Answer:
   """
   from jax2tf.tools.cli import _inspection  # noqa: PLC0415
 
-  found, values = _inspection.diff(before, after)
-  verdict = f"{len(found)} differences" if found else "no difference"
-  text = _inspection.diff_text(found) + (
+  changes, values = _inspection.diff(before, after)
+  verdict = f"{len(changes)} differences" if changes else "no difference"
+  text = _inspection.diff_text(changes) + (
     f"\n{_inspection.weights_text(values)}" if weights and values else ""
   )
   return (
-    {"verdict": verdict, "differences": found} | ({"weights": values} if weights else {}),
+    {"verdict": verdict, "differences": changes} | ({"weights": values} if weights else {}),
     text,
-    int(bool(found)),
+    int(bool(changes)),
   )

@@ -18,5 +18,5 @@ def inspect(directory: str) -> Answer:
   """
   from jax2tf.tools.cli import _inspection  # noqa: PLC0415
 
-  found = _inspection.inspect(directory)
-  return {"verdict": "read"} | found, _inspection.text(found), 0
+  content = _inspection.inspect(directory)
+  return {"verdict": "read"} | content, _inspection.text(content), 0

@@ -77,7 +77,7 @@ def query(
   """
   progress = Progress("jax2tf query")
   with failures(debug=debug), progress.shown():
-    given = _read(inputs)
+    arrays = _read(inputs)
     if options["version"] is not None and options["label"]:
       raise ValueError("--version and --label exclude each other; give one")
     if options["tls_cert"] and not options["tls_ca"]:
@@ -93,7 +93,7 @@ def query(
     with _appearing(out) as written:
       begin = time.monotonic()
       with progress.stage("wait for the server"):
-        outputs = (_clients.by_grpc if grpc_address else _clients.by_rest)(target, given)
+        outputs = (_clients.by_grpc if grpc_address else _clients.by_rest)(target, arrays)
       seconds = time.monotonic() - begin
       if written:
         _write(written, outputs)
@@ -108,27 +108,27 @@ def _read(inputs: str) -> dict[str, Any]:
     import numpy as np  # noqa: PLC0415
 
     try:
-      with np.load(inputs, allow_pickle=False) as found:
-        return dict(found)
+      with np.load(inputs, allow_pickle=False) as archive:
+        return dict(archive)
     except Exception as error:  # zipfile, zlib, pickle and NumPy have their own errors
       raise ValueError(f"{inputs} is not a readable .npz file: {error}") from error
   try:
-    found = (
+    archive = (
       json.load(sys.stdin)
       if inputs == "-"
       else json.loads(Path(inputs).read_text(encoding="utf-8"))
     )
   except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
     raise ValueError(f"{inputs} is neither .npz nor JSON: {error}") from error
-  if not isinstance(found, dict) or not found:
+  if not isinstance(archive, dict) or not archive:
     raise ValueError(
       f'{inputs} must have an object with a value for each input, such as {{"x": [[0.5, 1.0]]}}'
     )
-  if found.keys() == {"instances"}:
-    return _columns(found["instances"])
-  if found.keys() == {"inputs"}:
-    return found["inputs"] if _is_named(found["inputs"]) else {"": found["inputs"]}
-  return found
+  if archive.keys() == {"instances"}:
+    return _columns(archive["instances"])
+  if archive.keys() == {"inputs"}:
+    return archive["inputs"] if _is_named(archive["inputs"]) else {"": archive["inputs"]}
+  return archive
 
 
 def _is_named(value: Any) -> bool:
@@ -151,9 +151,9 @@ def _appearing(out: str | None) -> Iterator[Path | None]:
     return
   path = paths.local(out if out.endswith(".npz") else f"{out}.npz", "--out")  # as NumPy names it
   try:
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as place:
-      yield Path(place, path.name)
-      durable.move(Path(place, path.name), path)
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as folder:
+      yield Path(folder, path.name)
+      durable.move(Path(folder, path.name), path)
   except OSError as error:
     raise ValueError(f"{out} cannot be written: {error.strerror or error}") from error
 
@@ -168,22 +168,22 @@ def _storable(name: str, array: Any) -> Any:
   """The array with strings of one length, because .npz needs pickle for others."""
   if array.dtype.kind != "O":
     return array
-  found = array.astype(bytes)
-  if (found != array).any():
+  stored = array.astype(bytes)
+  if (stored != array).any():
     raise ValueError(
       f"output {name!r} has a string that ends in a zero byte, which .npz cannot store; use --json"
     )
-  return found
+  return stored
 
 
 def _described(model: str, outputs: dict[str, Any], seconds: float) -> dict[str, Any]:
-  found = {
+  description = {
     name: {"dtype": _type(array), "shape": array.shape, "values": _shown(array.tolist())}
     for name, array in outputs.items()
   }
   return {
     "verdict": f"{model!r} answered in {seconds:.3g} s",
-    "outputs": found,
+    "outputs": description,
     "seconds": round(seconds, 4),
   }
 

@@ -57,7 +57,7 @@ def verify(
   from jax2tf.tools.cli import _loading  # noqa: PLC0415
 
   model = _loading.model(named, lambda: _inputs_of(directory))
-  found = verify.verify(
+  verified = verify.verify(
     directory,
     model.fun,
     params=model.params,
@@ -69,16 +69,16 @@ def verify(
     report=report,
     polymorphic_constraints=named.constraints,
   )
-  found = dataclasses.replace(
-    found, skipped={name: as_flags(why) for name, why in found.skipped.items()}
+  verified = dataclasses.replace(
+    verified, skipped={name: as_flags(why) for name, why in verified.skipped.items()}
   )
-  return json.loads(found.json()), found.text(), int(not found.ok)
+  return json.loads(verified.json()), verified.text(), int(not verified.ok)
 
 
 def _inputs_of(directory: str) -> Mapping[str, str]:
   """The inputs of the function of the first signature."""
   from jax2tf.converters.bundle import manifest, publish  # noqa: PLC0415
 
-  place = publish.saved_model_in(paths.of(directory, "DIR"))
-  record = next(iter(manifest.read(place).signatures.values()))
+  saved = publish.saved_model_in(paths.of(directory, "DIR"))
+  record = next(iter(manifest.read(saved).signatures.values()))
   return {name: spec for name, spec in record.inputs.items() if name not in record.passed_through}

@@ -128,7 +128,7 @@ def refused(reason: str) -> RefusedError:
 def decompressed(body: bytes, most: int) -> bytes | None:
   """The decompressed body, of all its gzip members; None if it is larger than `most` bytes. Raises
   zlib.error for other bytes."""
-  reader, found, members = zlib.decompressobj(_GZIP), bytearray(), 1
+  reader, data, members = zlib.decompressobj(_GZIP), bytearray(), 1
   # the rest after a member is copied, so it has to be short
   for start in range(0, len(body), _PIECE_BYTES):
     piece = body[start : start + _PIECE_BYTES]
@@ -137,10 +137,10 @@ def decompressed(body: bytes, most: int) -> bytes | None:
         reader, members = zlib.decompressobj(_GZIP), members + 1
       if members > _MOST_MEMBERS:
         raise zlib.error(f"it has more than {_MOST_MEMBERS} members")
-      found += reader.decompress(piece, most + 1 - len(found))
-      if len(found) > most:
+      data += reader.decompress(piece, most + 1 - len(data))
+      if len(data) > most:
         return None
       piece = reader.unused_data
   if not reader.eof:
     raise zlib.error("it ends too early")
-  return bytes(found)
+  return bytes(data)

@@ -192,9 +192,9 @@ def protocol(client_seconds: float) -> type[H11Protocol]:
       self._watch_head()
 
     def _watch_head(self) -> None:
-      asked = self.cycle is not None and not self.cycle.response_complete
-      if asked or not self._head:
-        self._head = self._restarted(self._head, not asked)
+      is_in_request = self.cycle is not None and not self.cycle.response_complete
+      if is_in_request or not self._head:
+        self._head = self._restarted(self._head, not is_in_request)
 
     def pause_writing(self) -> None:
       super().pause_writing()

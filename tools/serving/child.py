@@ -134,11 +134,11 @@ def is_alive(file: Path) -> bool:
 
 def bound(host: str, port: int) -> socket.socket:
   """A bound socket that shares its port (SO_REUSEPORT) and does not listen yet."""
-  found = _socket(host)
-  found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-  found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-  found.bind((host, port))
-  return found
+  listener = _socket(host)
+  listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+  listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+  listener.bind((host, port))
+  return listener
 
 
 def held(host: str, port: int) -> socket.socket:
@@ -155,10 +155,10 @@ def held(host: str, port: int) -> socket.socket:
     first.listen(0)
     first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     # Without SO_REUSEADDR, so that another server cannot take the port at the same time.
-    found = _socket(host)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    found.bind((host, port))
-    return found
+    listener = _socket(host)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((host, port))
+    return listener
 
 
 def _socket(host: str) -> socket.socket:

@@ -41,7 +41,7 @@ class Source:
   allow_ops: frozenset[str] = frozenset()
 
 
-def write(run: Path, found: Mapping[str, Source]) -> None:
+def write(run: Path, sources_of_models: Mapping[str, Source]) -> None:
   """Writes the models for the replicas, which `read` them."""
   values = {
     name: [
@@ -51,7 +51,7 @@ def write(run: Path, found: Mapping[str, Source]) -> None:
       dict(source.labels),
       sorted(source.allow_ops),
     ]
-    for name, source in found.items()
+    for name, source in sources_of_models.items()
   }
   (run / "models.writing").write_text(json.dumps(values), encoding="utf-8")
   (run / "models.writing").rename(run / "models.json")
@@ -108,15 +108,15 @@ def _from_file(file: Path) -> dict[str, Source]:
     raise ValueError(
       f"{file} names no model; write model_config_list {{ config {{ name: ... base_path: ... }} }}"
     )
-  found: dict[str, Source] = {}
+  sources_of_models: dict[str, Source] = {}
   for model in models:
-    if model.name in found:
+    if model.name in sources_of_models:
       raise ValueError(f"{file} has model {model.name!r} twice; give each its own name")
     try:
-      found[model.name] = _source(model, file.parent)
+      sources_of_models[model.name] = _source(model, file.parent)
     except ValueError as error:
       raise ValueError(f"model {model.name!r} in {file}: {error}") from error
-  return found
+  return sources_of_models
 
 
 def _source(model: Any, folder: Path) -> Source:

@@ -19,9 +19,9 @@ def raise_limit() -> None:
   """Raises the soft limit of open files of this process and of those that it starts, as far as the
   hard limit allows."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-  if soft != resource.RLIM_INFINITY and soft < wanted:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+  limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+  if soft != resource.RLIM_INFINITY and soft < limit:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def most() -> int:

@@ -46,11 +46,11 @@ def enter(options: Options, cluster: int) -> None:
 
 def failures(run: Path) -> list[tuple[int, str]]:
   """Process id and reason of each process that wrote why it fails. Their files are removed."""
-  found = []
+  reasons = []
   for file in sorted(run.glob(f"*.{_FAILED}")):
-    found.append((int(file.stem), _one_line(file)))
+    reasons.append((int(file.stem), _one_line(file)))
     file.unlink(missing_ok=True)
-  return found
+  return reasons
 
 
 def end_sessions(leaders: Set[int]) -> None:
@@ -151,18 +151,20 @@ class Deaths:
   def reason(self, pid: int, code: int | None) -> str:
     """Why a process died. `code` is the exit code as `subprocess` gives it, or None if it is not
     known."""
-    said, crash = self._run / f"{pid}.{_FAILED}", self._run / f"{pid}.{_CRASH}"
+    report, crash = self._run / f"{pid}.{_FAILED}", self._run / f"{pid}.{_CRASH}"
     before, self._memory = self._memory, _memory_kills()
-    found = (
+    text_of_report = (
       self._killed.pop(pid, "")
-      or _one_line(said)
+      or _one_line(report)
       or _text(crash).partition("\n")[0]
       or _by_code(code)
     )
-    for file in (said, crash):
+    for file in (report, crash):
       file.unlink(missing_ok=True)
     return (
-      f"{found}; {_MEMORY}" if self._memory > before and code in (None, -signal.SIGKILL) else found
+      f"{text_of_report}; {_MEMORY}"
+      if self._memory > before and code in (None, -signal.SIGKILL)
+      else text_of_report
     )
 
 

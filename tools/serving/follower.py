@@ -44,10 +44,10 @@ class Follower:
     """Writes the models if they changed. An error leaves those of before."""
     fault = ""
     try:
-      found, run = config.sources(self._options), Path(self._options.run)
-      if found != config.read(run):
-        config.write(run, found)
-      self._say_what_is_ignored(found)
+      configured, run = config.sources(self._options), Path(self._options.run)
+      if configured != config.read(run):
+        config.write(run, configured)
+      self._say_what_is_ignored(configured)
     except (ValueError, OSError) as error:
       fault = str(error)
     if fault and fault != self._fault:

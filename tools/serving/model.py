@@ -85,10 +85,10 @@ class Signature:
   batched: bool
   stateful: bool
 
-  def check(self, given: Mapping[str, tf.TensorSpec]) -> None:
+  def check(self, saved_specs: Mapping[str, tf.TensorSpec]) -> None:
     """Raises RefusedError for a name, dtype or shape that the signature does not have, or a
     dimension variable with two values."""
-    inputs = {**{name: spec_of(array) for name, array in self.defaults.items()}, **given}
+    inputs = {**{name: spec_of(array) for name, array in self.defaults.items()}, **saved_specs}
     if inputs.keys() != self.inputs.keys():
       missing, unknown = self.inputs.keys() - inputs.keys(), inputs.keys() - self.inputs.keys()
       faults = [
@@ -99,11 +99,11 @@ class Signature:
       raise invalid(
         f"the request {' and '.join(faults)}; signature {self.name!r} takes {_written(self.inputs)}"
       )
-    for name, found in inputs.items():
+    for name, saved in inputs.items():
       spec = self.inputs[name]
-      if found.dtype != spec.dtype or not spec.shape.is_compatible_with(found.shape):
+      if saved.dtype != spec.dtype or not spec.shape.is_compatible_with(saved.shape):
         raise invalid(
-          f"input {name!r} is {type_of(found)}; signature {self.name!r} takes "
+          f"input {name!r} is {type_of(saved)}; signature {self.name!r} takes "
           f"{_written(self.inputs)}"
         )
     sizes: dict[str, tuple[str, int]] = {}

@@ -88,7 +88,7 @@ class Models:
     self._refresh(_PATIENCE_SECONDS, complete=False)
 
   def _refresh(self, seconds: float, complete: bool) -> None:
-    found: dict[str, Versions] = {}
+    versions_of: dict[str, Versions] = {}
     known: dict[tuple[str, Path], Versions] = {}
     for name, source in self._find().items():
       key = name, source.folder
@@ -98,5 +98,5 @@ class Models:
       known[key] = versions
       before = self._models.get(name)
       # a new folder, and no version of it is loaded yet
-      found[name] = before if before and before.served and not versions.served else versions
-    self._models, self._known = found, known
+      versions_of[name] = before if before and before.served and not versions.served else versions
+    self._models, self._known = versions_of, known

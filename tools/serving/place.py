@@ -29,9 +29,9 @@ _REMOVAL_SECONDS = 5.0
 def parents() -> list[Path]:
   """Where the folder may be: the temporary directory, and short ones for systems where that has a
   long path."""
-  given = (tempfile.gettempdir(), "/tmp", "/var/tmp", os.environ.get("XDG_RUNTIME_DIR", ""))
+  candidates = (tempfile.gettempdir(), "/tmp", "/var/tmp", os.environ.get("XDG_RUNTIME_DIR", ""))
   return [
-    Path(each) for each in dict.fromkeys(given) if each and os.access(each, os.W_OK | os.X_OK)
+    Path(each) for each in dict.fromkeys(candidates) if each and os.access(each, os.W_OK | os.X_OK)
   ]
 
 

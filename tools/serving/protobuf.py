@@ -131,9 +131,9 @@ def _size(proto: tensor_pb2.TensorProto) -> int:
   count = math.prod(dim.size for dim in proto.tensor_shape.dim)
   if proto.dtype != tf.string.as_datatype_enum:
     return count * tf.as_dtype(proto.dtype).size
-  given = proto.string_val
-  last = len(given[-1]) if given else 0
-  return count * _STRING_BYTES + sum(map(len, given)) + max(0, count - len(given)) * last
+  strings = proto.string_val
+  last = len(strings[-1]) if strings else 0
+  return count * _STRING_BYTES + sum(map(len, strings)) + max(0, count - len(strings)) * last
 
 
 def _array(name: str, proto: tensor_pb2.TensorProto) -> np.ndarray:
@@ -158,13 +158,13 @@ def predict_response(
   name: str, model: Model, call: Call, outputs: Arrays, output_filter: Sequence[str]
 ) -> predict_pb2.PredictResponse:
   """The response with all outputs, or with those in `output_filter`."""
-  kept = {
+  chosen = {
     key: tf.make_tensor_proto(array)
     for key, array in outputs.items()
     if not output_filter or key in output_filter
   }
   return predict_pb2.PredictResponse(
-    model_spec=_spec(name, model, call.signature.name), outputs=kept
+    model_spec=_spec(name, model, call.signature.name), outputs=chosen
   )
 
 

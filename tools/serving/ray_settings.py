@@ -30,11 +30,12 @@ PRIVATE: Mapping[tuple[str, str], str] = {
 }
 
 
-def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
+def environment(variables: Mapping[str, str], run: str) -> dict[str, str]:
   """The environment of a cluster. Ray (2.60) reads these at import, and its processes inherit them.
 
   Args:
-    given: the environment of the server. What it says of the memory monitor and of niceness counts.
+    variables: the environment of the server. What it says of the memory monitor and of niceness
+      counts.
     run: the private folder of the server.
   """
   defaults = {
@@ -48,7 +49,7 @@ def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
   }
   return {
     **defaults,
-    **given,
+    **variables,
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's ports require the token.
     "RAY_AUTH_MODE": "token",
@@ -67,9 +68,9 @@ def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
   }
 
 
-def memory_monitor(given: Mapping[str, str]) -> str:
+def memory_monitor(variables: Mapping[str, str]) -> str:
   """What to do if Ray's memory monitor is on, which kills processes; "" if it is off."""
-  period = given.get("RAY_memory_monitor_refresh_ms", "0")
+  period = variables.get("RAY_memory_monitor_refresh_ms", "0")
   if period == "0":
     return ""
   return (

@@ -196,20 +196,20 @@ class Replica:
       raise refuse(grpc.StatusCode.INVALID_ARGUMENT, f"{method[:20]} {path[:200]}: send {expected}")
     if verb in (":classify", ":regress"):
       raise refuse(grpc.StatusCode.UNIMPLEMENTED, f"{verb} is not implemented; send :predict")
-    asked = (
+    requested = (
       unquote(match["name"]),
       int(match["version"]) if match["version"] else None,
       unquote(match["label"] or ""),
     )
     if not verb:
-      return self._json.status_body(self._models.status(*asked))
-    model = self._find(context, *asked)
+      return self._json.status_body(self._models.status(*requested))
+    model = self._find(context, *requested)
     if verb == "/metadata":
-      return self._json.metadata_body(asked[0], model)
+      return self._json.metadata_body(requested[0], model)
     async with self._memory.hold(_JSON_GROWTH * len(body)):
       # parsing a large body would block other requests
       parsed = await asyncio.to_thread(self._json.parse_predict, model, body)
-      self._say_who_answers(context, asked[0], model, parsed.call.signature.name)
+      self._say_who_answers(context, requested[0], model, parsed.call.signature.name)
       outputs = await self._run(parsed.call)
       return await asyncio.to_thread(self._json.predict_body, parsed, outputs)
 

@@ -63,26 +63,26 @@ def parse_predict(model: Model, body: bytes) -> Request:
     RefusedError: the body is no JSON or no request, or the signature does not take its values.
   """
   try:
-    found = json.loads(body, parse_float=_float, object_pairs_hook=_object)
+    parsed = json.loads(body, parse_float=_float, object_pairs_hook=_object)
   except (ValueError, RecursionError) as error:
     raise invalid(f"the body is not JSON: {error}") from error
-  if not isinstance(found, dict) or ("instances" in found) == ("inputs" in found):
+  if not isinstance(parsed, dict) or ("instances" in parsed) == ("inputs" in parsed):
     raise invalid(
       'the body must be an object with either "instances" (a list of rows) or "inputs" (whole '
       "tensors)"
     )
-  name = found.get("signature_name", "")
+  name = parsed.get("signature_name", "")
   if not isinstance(name, str):
     raise invalid(f"signature_name is {_shown(name)}; it must be a string")
   signature = model.signature(name)
-  unknown = sorted(found.keys() - {"signature_name", "instances", "inputs"})
+  unknown = sorted(parsed.keys() - {"signature_name", "instances", "inputs"})
   if unknown:
     raise invalid(
       f"the body has {unknown}; it may have signature_name and either instances or inputs"
     )
-  if "inputs" in found:
-    return Request(_call(signature, _named(signature, found["inputs"])), None)
-  rows = found["instances"]
+  if "inputs" in parsed:
+    return Request(_call(signature, _named(signature, parsed["inputs"])), None)
+  rows = parsed["instances"]
   if not isinstance(rows, list) or not rows:
     raise invalid('"instances" must be a list of at least one row')
   return Request(_call(signature, _columns(signature, rows)), len(rows))
@@ -97,12 +97,12 @@ def _float(text: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  found = dict(pairs)
-  if len(found) < len(pairs):  # Python would keep the last value, and other readers the first
+  members = dict(pairs)
+  if len(members) < len(pairs):  # Python would keep the last value, and other readers the first
     seen: set[str] = set()
     twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
     raise invalid(f"the body names {_shown(twice)} twice in one object")
-  return found
+  return members
 
 
 def _is_named(value: Any) -> bool:
@@ -134,12 +134,12 @@ def _named(signature: Signature, value: Any) -> dict[str, Any]:
 def _call(signature: Signature, columns: dict[str, Any]) -> Call:
   known = {name: spec.dtype for name, spec in signature.inputs.items()}
   # The error for an unknown name lists the known names.
-  given = {
+  by_input = {
     name: _array(name, value, known[name]) if name in known else np.zeros(0)
     for name, value in columns.items()
   }
-  signature.check({name: spec_of(array) for name, array in given.items()})
-  return Call(signature, {**signature.defaults, **given})
+  signature.check({name: spec_of(array) for name, array in by_input.items()})
+  return Call(signature, {**signature.defaults, **by_input})
 
 
 def _array(name: str, value: Any, dtype: tf.DType) -> np.ndarray:
@@ -209,12 +209,12 @@ def _integers(name: str, leaves: list[int], dtype: tf.DType) -> np.ndarray:
 
 def _floats(name: str, leaves: list[float], dtype: tf.DType) -> np.ndarray:
   try:
-    found = np.array(leaves, np.float64)
+    floats = np.array(leaves, np.float64)
   except OverflowError as error:  # of an integer of hundreds of digits
     raise _too_large(name, dtype) from error
   with np.errstate(over="ignore"):
-    result = found.astype(dtype.as_numpy_dtype)
-  if not np.array_equal(np.isfinite(found), np.isfinite(result)):
+    result = floats.astype(dtype.as_numpy_dtype)
+  if not np.array_equal(np.isfinite(floats), np.isfinite(result)):
     raise _too_large(name, dtype)
   return result
 

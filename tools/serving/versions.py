@@ -61,16 +61,16 @@ def _number(directory: Path) -> int:
 
 
 def _stamp(directory: Path) -> Stamp:
-  found = []
+  stamps = []
   for file in sorted(directory.rglob("*")):
     try:
       status = file.stat()
     except OSError:  # removed meanwhile
       continue
-    found.append(
+    stamps.append(
       (str(file.relative_to(directory)), status.st_ino, status.st_size, status.st_mtime_ns)
     )
-  return tuple(found)
+  return tuple(stamps)
 
 
 class Versions:
@@ -189,36 +189,37 @@ class Versions:
   def _serve_newest(self) -> None:
     source, (served_before, labels_before) = self.source, self._state
     only, labelled = source.only, {*source.labels.values()}
-    found = {
+    stamps = {
       directory: stamp
       for directory, stamp in _stamps(source.folder).items()
       if only is None or _number(directory) in only
     }
-    before, self._seen = found if self._seen is None else self._seen, found
+    before, self._seen = stamps if self._seen is None else self._seen, stamps
     self._failed = {
       directory: failure
       for directory, failure in self._failed.items()
-      if found.get(directory) == failure.stamp
+      if stamps.get(directory) == failure.stamp
     }
-    kept: dict[int, tuple[Stamp, Model]] = {}
-    for directory, stamp in found.items():
+    to_serve: dict[int, tuple[Stamp, Model]] = {}
+    for directory, stamp in stamps.items():
       number = _number(directory)
-      if len(kept) >= source.latest and number not in labelled:
+      if len(to_serve) >= source.latest and number not in labelled:
         continue
       served = served_before.get(number)
       if not (served and served[0] == stamp) and before.get(directory) == stamp:
         served = self._load(directory, stamp) or served
       if served:
-        kept[number] = served
+        to_serve[number] = served
     labels: dict[str, int] = {}
     for label, named in source.labels.items():
       old = labels_before.get(label)
-      if old is not None and old in served_before and old != named and named not in kept:
-        kept[old] = served_before[old]  # the label has moved, and its new version is not loaded yet
+      if old is not None and old in served_before and old != named and named not in to_serve:
+        # The label has moved, and its new version is not loaded yet.
+        to_serve[old] = served_before[old]
         labels[label] = old
-      elif named in kept:
+      elif named in to_serve:
         labels[label] = named
-    self._state = kept or served_before, labels
+    self._state = to_serve or served_before, labels
 
   def _load(self, directory: Path, stamp: Stamp) -> tuple[Stamp, Model] | None:
     failure = self._failed.get(directory)

@@ -126,8 +126,8 @@ class Watchdog:
       self._known.popitem()[1].connection.close()
 
   def _new(self) -> list[int]:
-    found = {int(file.stem) for file in self._run.glob(f"*{SUFFIX}")}
-    return sorted(found - self._known.keys())
+    pids = {int(file.stem) for file in self._run.glob(f"*{SUFFIX}")}
+    return sorted(pids - self._known.keys())
 
   def _connect(self, pid: int, now: float) -> None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

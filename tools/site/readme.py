@@ -21,9 +21,9 @@ _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 def absolute(readme: str, source: str, tag: str) -> str:
   """The text with the links that `source`, the address of the repository, has for them at a tag."""
 
-  def link(found: re.Match[str]) -> str:
-    view = "raw" if found["picture"] else "blob"
-    return f"{found['picture']}{found['words']}({source}/{view}/{tag}/{found['target']})"
+  def link(match: re.Match[str]) -> str:
+    view = "raw" if match["picture"] else "blob"
+    return f"{match['picture']}{match['words']}({source}/{view}/{tag}/{match['target']})"
 
   return _RELATIVE.sub(link, readme)
 
