@@ -53,7 +53,7 @@ quickstart: $(VENV)/.examples
 	$(RUN) examples/quickstart.py
 
 quickstart-picture: $(VENV)/.examples
-	$(RUN) -m jax2tf.tools.lab.quickstart_picture
+	$(RUN) tools/site/quickstart_picture.py
 
 start: $(VENV)/.venv
 	rm -rf build/start && mkdir -p build/start

@@ -1,6 +1,6 @@
-"""Draws docs/quickstart.svg, the output of `make quickstart`; needs a checkout.
+"""Draws docs/quickstart.svg, the output of `make quickstart`.
 
-Usage: python -m jax2tf.tools.lab.quickstart_picture
+Usage: python tools/site/quickstart_picture.py
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
-from jax2tf.tools.lab import reports
-
+_ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 118
 
 
 def main() -> None:
-  command = [sys.executable, str(reports.DOCS.parent / "examples" / "quickstart.py")]
+  command = [sys.executable, str(_ROOT / "examples" / "quickstart.py")]
   said = subprocess.run(
     command, env=os.environ | {"COLUMNS": str(WIDTH)}, stdout=subprocess.PIPE, text=True, check=True
   ).stdout
@@ -29,7 +29,7 @@ def main() -> None:
   svg = screen.export_svg(title="jax2tf", unique_id="quickstart")
   # Rich refers to fonts on a server. Without these references readers use their own fonts, and no
   # page fetches anything.
-  (reports.DOCS / "quickstart.svg").write_text(
+  (_ROOT / "docs" / "quickstart.svg").write_text(
     re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), encoding="utf-8"
   )
 
