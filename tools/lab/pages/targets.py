@@ -117,11 +117,11 @@ def _sweep() -> Iterator[str]:
   }
   rows = [[STATUSES[status], version, *each] for (version, status), each in counts.items()]
   yield from table(["random programs", "", *titles], rows, words=2)
-  for version, section in sorted(report.items()):
-    yield from ("", f"Ops that an export lacked, with the number of exports, {version}:", "")
-    for target, title in TITLES.items():
-      ops = sorted(section["ops"].get(target, {}).items(), key=lambda item: (-item[1], item[0]))
-      yield f"- {title}: {', '.join(f'{op} {n}' for op, n in ops) or 'none'}"
+  *_, (version, section) = sorted(report.items())
+  yield from ("", f"Ops that an export lacked, with the number of exports, {version}:", "")
+  for target, title in TITLES.items():
+    ops = sorted(section["ops"].get(target, {}).items(), key=lambda item: (-item[1], item[0]))
+    yield f"- {title}: {', '.join(f'{op} {n}' for op, n in ops) or 'none'}"
   cells = {
     version: {
       primitive: [_support(of_target.get(target, {})) for target in TITLES]
@@ -238,24 +238,35 @@ def _readers() -> Iterator[str]:
 
 def _plain_tools() -> Iterator[str]:
   yield _PLAIN
-  for version, section in sorted(reports.read("targets-plain").items()):
-    columns = [name for name in next(iter(section.values())) if name != "library"]
-    rows = [
-      [model, row["library"], *(_verdict(row[column][0]) for column in columns)]
-      for model, row in section.items()
+  *older, (version, section) = sorted(reports.read("targets-plain").items())
+  columns = [name for name in next(iter(section.values())) if name != "library"]
+  verdicts = {model: [row[column][0] for column in columns] for model, row in section.items()}
+  rows = [
+    [model, section[model]["library"], *map(_verdict, each)] for model, each in verdicts.items()
+  ]
+  for verdict in VERDICTS:
+    counts = [
+      sum(each == verdict for each in of_column)
+      for of_column in zip(*verdicts.values(), strict=True)
     ]
-    for verdict in VERDICTS:
-      counts = [sum(row[column][0] == verdict for row in section.values()) for column in columns]
-      rows.append([f"**{verdict}**", "", *map(str, counts)])
-    yield from (f"### Models, {version}", "")
-    yield from table(["model", "library", *columns], rows, words=2 + len(columns))
-    yield ""
-    for model, row in section.items():
-      for column in columns:
-        verdict, why = row[column]
-        if verdict != RIGHT:
-          yield f"- {model}, {column}: {verdict}. `{why[:200].replace('`', ' ')}`"
-    yield ""
+    rows.append([f"**{verdict}**", "", *map(str, counts)])
+  yield from (f"### Models, {version}", "")
+  yield from table(["model", "library", *columns], rows, words=2 + len(columns))
+  yield ""
+  for model, row in section.items():
+    for column in columns:
+      verdict, why = row[column]
+      if verdict != RIGHT:
+        yield f"- {model}, {column}: {verdict}. `{why[:200].replace('`', ' ')}`"
+  for other, before in older:
+    differing = [
+      f"{model}, {column}: {row[column][0]}"
+      for model, row in before.items()
+      for column, verdict in zip(columns, verdicts.get(model, ()), strict=False)
+      if row[column][0] != verdict
+    ]
+    yield f"\nWith {other}: {'; '.join(differing) or 'the same verdicts'}."
+  yield ""
 
 
 def _verdict(verdict: str) -> str:
