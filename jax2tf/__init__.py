@@ -20,6 +20,7 @@ if TYPE_CHECKING:
   from jax2tf.context import RuleContext
   from jax2tf.drop_in import install
   from jax2tf.errors import LoweringError
+  from jax2tf.messages import ArgumentError, ArgumentTypeError
   from jax2tf.refs import Ref, variable_of
   from jax2tf.registry import lowers
   from jax2tf.tf_calls import call_tf, functional
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+  "ArgumentError",
+  "ArgumentTypeError",
   "DisabledSafetyCheck",
   "LoweringError",
   "PolyShape",
@@ -48,6 +51,8 @@ __all__ = [
 _API = "jax2tf.api"
 # The modules that define the other names.
 _HOMES = {
+  "ArgumentError": "jax2tf.messages",
+  "ArgumentTypeError": "jax2tf.messages",
   "LoweringError": "jax2tf.errors",
   "Ref": "jax2tf.refs",
   "variable_of": "jax2tf.refs",

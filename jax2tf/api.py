@@ -22,6 +22,7 @@ from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public
 from jax2tf.dtypes import is_key, key_dtype_of, mark_keys, tensor_of
 from jax2tf.errors import warn_user
 from jax2tf.idioms import fused
+from jax2tf.messages import Argument, ArgumentError, ArgumentTypeError, Text
 from jax2tf.options import destination_of, native_target
 from jax2tf.trace import Traceable, TraceCache, TracedFunction
 
@@ -153,7 +154,11 @@ def convert(
     6.0
   """
   if not callable(fun_jax):
-    raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
+    raise ArgumentTypeError(
+      "fun_jax",
+      # JAX's words
+      problem=f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}",
+    )
   target = native_target(
     enable_xla,
     native_serialization,
@@ -162,14 +167,20 @@ def convert(
     stablehlo_version,
   )
   if gradient_orders < 1:
-    raise ValueError(
-      f"gradient_orders = {gradient_orders}: it must be at least 1; with_gradient=False saves none"
+    raise ArgumentError(
+      "gradient_orders",
+      gradient_orders,
+      problem="it must be at least 1",
+      advice=Text("give 1 or more, or ", Argument("with_gradient", False), " for none"),
     )
   composites = fused.names_of(idioms)
   if target and composites:
-    raise ValueError(
-      f"native_serialization is not supported with idioms = {idioms!r}: a module contains JAX's "
-      "own equations; drop one of the two"
+    raise ArgumentError(
+      "idioms",
+      idioms,
+      problem="native_serialization is not supported with them: a module contains JAX's own "
+      "equations",
+      advice="drop one of the two",
     )
   orders = gradient_orders if with_gradient else 0
   destination = destination_of(platforms, device_map, keep_shardings, dtensor_mesh)
@@ -333,7 +344,11 @@ def eval_polymorphic_shape(
     '(2*b, 3)'
   """
   if not callable(fun_jax):
-    raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
+    raise ArgumentTypeError(
+      "fun_jax",
+      # JAX's words
+      problem=f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}",
+    )
   traces = TraceCache(
     Traceable.of(fun_jax), polymorphic_shapes, polymorphic_constraints, _MAX_CONVERSIONS
   )
@@ -395,13 +410,18 @@ def split_to_logical_devices(
   rank = tensor.shape.rank
   if partition_dimensions is not None:
     if rank is not None and len(partition_dimensions) != rank:
-      raise ValueError(
-        f"partition_dimensions = {partition_dimensions} has {len(partition_dimensions)} entries "
-        f"for a tensor of rank {rank}"
+      raise ArgumentError(
+        "partition_dimensions",
+        partition_dimensions,
+        problem=f"it has {len(partition_dimensions)} entries for a tensor of rank {rank}",
+        advice="give one for each dimension",
       )
     if any(n < 1 for n in partition_dimensions):
-      raise ValueError(
-        f"partition_dimensions = {partition_dimensions}: each dimension needs at least 1 part"
+      raise ArgumentError(
+        "partition_dimensions",
+        partition_dimensions,
+        problem="each dimension needs at least 1 part",
+        advice="give 1 for a dimension that stays whole",
       )
   if _tf_compat.current_graph() is None:
     return tf.identity(tensor)

@@ -12,6 +12,7 @@ from jax import export
 
 from jax2tf._jax_compat import shape_poly
 from jax2tf.dimension_solver import root_in
+from jax2tf.messages import ArgumentError
 
 # The most combinations of sizes to try for one that meets all constraints.
 _MOST_TRIED = 2_000
@@ -22,10 +23,12 @@ def refuse_contradictions(scope: export.SymbolicScope) -> None:
   finite number of combinations does."""
   constraints = shape_poly.explicit_constraints(scope)
   if constraints and _are_contradictory(constraints, scope):
-    texts = ", ".join(repr(text) for _, _, text in constraints if text)
-    raise ValueError(
-      f"Contradictory polymorphic_constraints ({texts}): no dimension sizes >= 1 satisfy all of "
-      "them; drop or change one"
+    texts = [text for _, _, text in constraints if text]
+    raise ArgumentError(
+      "polymorphic_constraints",
+      texts,
+      problem="they contradict each other: no dimension sizes >= 1 satisfy all of them",
+      advice="drop or change one",
     )
 
 

@@ -20,6 +20,7 @@ from jax2tf.derivative_jaxprs import Derivative, Forward, without_traceback
 from jax2tf.errors import warn_user
 from jax2tf.graph_context import asserted
 from jax2tf.jaxprs import ClosedJaxpr
+from jax2tf.messages import Argument, Message, Text
 from jax2tf.program import Emitter, Memory
 
 
@@ -178,9 +179,13 @@ class _Differentiable:
       raise without_traceback(error)
     if not self.derivative.subject.is_recomputed:
       warn_user(
-        f"the SavedModel is written without the gradient of '{self.derivative.function}', which "
-        f"has none: {error}. To save it without "
-        "this warning, convert with with_gradient=False"
+        Message(
+          problem="the SavedModel is written without the gradient of "
+          f"'{self.derivative.function}', which has none: {error}",
+          advice=Text(
+            "give ", Argument("with_gradient", False), " to save it without this warning"
+          ),
+        )
       )
     # TensorFlow rejects a fill that is known to fail, so the condition has a value in the loaded
     # graph only.

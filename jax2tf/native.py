@@ -34,6 +34,7 @@ from jax2tf.expansion import expanded
 from jax2tf.interpreter import GraphEmitter
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, opened
 from jax2tf.lines import UNKNOWN
+from jax2tf.messages import ArgumentError
 from jax2tf.placement.propagation import NOWHERE
 from jax2tf.placement.shardings import has_sharding, operand_shardings
 from jax2tf.program import Places, Program, Stage, Subject, passed
@@ -70,10 +71,11 @@ def stablehlo_version(reader: str | None) -> str:
   if len(numbers) != 3 or not _numbers("0.9.0") <= numbers <= _numbers(
     stablehlo.get_current_version()
   ):
-    raise ValueError(
-      f"stablehlo_version = {reader!r} is neither a TensorFlow release among "
-      f"{', '.join(_OF_TENSORFLOW)} nor a StableHLO version "
-      f"from 0.9.0 to {stablehlo.get_current_version()}, the newest that this JAX writes"
+    raise ArgumentError(
+      "stablehlo_version",
+      reader,
+      advice=f"give a TensorFlow release among {', '.join(_OF_TENSORFLOW)}, or a StableHLO version "
+      f"from 0.9.0 to {stablehlo.get_current_version()}, the newest that this JAX writes",
     )
   return reader
 

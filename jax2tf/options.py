@@ -10,6 +10,7 @@ import jax
 from jax import export
 
 from jax2tf.errors import warn_user
+from jax2tf.messages import Argument, ArgumentError
 from jax2tf.native import Target
 from jax2tf.native import stablehlo_version as stablehlo_version_of
 from jax2tf.placement.devices import PLATFORMS, Destination, place_named, place_of
@@ -21,6 +22,7 @@ def check_platforms(argument: str, platforms: Any) -> None:
     or not platforms
     or not all(p in PLATFORMS for p in platforms)
   ):
+    # the words of jax.experimental.jax2tf
     raise ValueError(
       f"{argument} must be a sequence containing a subset of {PLATFORMS}, got {platforms!r}"
     )
@@ -40,13 +42,17 @@ def destination_of(
   for key, device in (device_map or {}).items():
     place = place_named(key) if isinstance(key, str) and _PLACE.fullmatch(key) else place_of(key)
     if place is None:
-      raise ValueError(
-        f'device_map: {key!r} is not a JAX device; name one by a jax.Device, "gpu:1", "gpu" or '
-        '"host"'
+      raise ArgumentError(
+        "device_map",
+        device_map,
+        problem=f"{key!r} is not a JAX device",
+        advice='name one by a jax.Device, "gpu:1", "gpu" or "host"',
       )
     if device is not None and not (isinstance(device, str) and _TF_DEVICE.fullmatch(device)):
-      raise ValueError(
-        f'device_map[{key!r}] = {device!r} is not a TensorFlow device, such as "/device:GPU:1"'
+      raise ArgumentError(
+        Argument("device_map", device, key=key),
+        problem="it is not a TensorFlow device",
+        advice='name one such as "/device:GPU:1"',
       )
     devices[place] = device
   return Destination(tuple(platforms or ()), devices, keep_shardings, dtensor_mesh)

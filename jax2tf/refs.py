@@ -20,6 +20,7 @@ from jax2tf.dtypes import key_dtype_of, mark_keys
 from jax2tf.errors import UnsupportedEquation, lowering_error
 from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced, variables
 from jax2tf.lines import definition, user_line
+from jax2tf.messages import ArgumentTypeError
 from jax2tf.signature import Signature
 
 
@@ -174,7 +175,9 @@ def variable_of(ref: jax.Ref) -> tf.Variable:
     2.5
   """
   if not isinstance(ref, jax.Ref):
-    raise TypeError(f"ref = {ref!r} is {type(ref).__name__}; pass the result of jax.new_ref")
+    raise ArgumentTypeError(
+      "ref", ref, problem=f"it is a {type(ref).__name__}", advice="pass the result of jax.new_ref"
+    )
   known = _variables.get(id(ref))
   if known is None or known[0]() is not ref:
     value = ref[...]

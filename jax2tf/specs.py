@@ -17,6 +17,7 @@ from jax.export import is_symbolic_dim
 from jax2tf import _jax_compat, pytrees
 from jax2tf._jax_compat import shape_poly
 from jax2tf.constraints import refuse_contradictions
+from jax2tf.messages import ArgumentError
 
 # (shape, dtype, weak type) of a leaf, as `dtypes.describe` gives them; an unknown size is None.
 Described = tuple[tuple[int | None, ...], Any, bool]
@@ -34,10 +35,11 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
   shapes = filter(_is_shape, leaves)
   scopes = [d.scope for shape in shapes for d in shape if is_symbolic_dim(d)]
   if scopes and constraints:
-    raise ValueError(
-      f"polymorphic_constraints = {tuple(constraints)} next to dimensions of "
-      "jax.export.symbolic_shape, which have a scope already: "
-      "give the constraints to symbolic_shape or to its SymbolicScope"
+    raise ArgumentError(
+      "polymorphic_constraints",
+      tuple(constraints),
+      problem="the dimensions of jax.export.symbolic_shape have a scope already",
+      advice="give the constraints to symbolic_shape or to its SymbolicScope",
     )
   try:
     scope = scopes[0] if scopes else export.SymbolicScope(constraints)
@@ -45,7 +47,9 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
     if "onstraint" in str(error) or "syntax error" in str(error):
       raise
     # JAX's traceback adds nothing
-    raise ValueError(f"syntax error in polymorphic_constraints = {constraints}: {error}") from None
+    raise ArgumentError(
+      "polymorphic_constraints", constraints, problem=f"syntax error: {error}"
+    ) from None
   refuse_contradictions(scope)
   return scope
 

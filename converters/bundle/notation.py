@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (gives NumPy the dtypes of JAX: np.dtype("bfloat16"))
 import numpy as np
 
+from jax2tf.messages import Argument, ArgumentError
+
 _NOTATION = re.compile(r"\s*(?P<dtype>\w+)\s*\[(?P<dims>.*)\]\s*")
 _KINDS = {"i": "int", "u": "uint", "f": "float", "bf": "bfloat", "c": "complex"}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
@@ -31,8 +33,8 @@ class Spec:
   dims: tuple[int | str, ...] | None
 
   @classmethod
-  def parse(cls, text: str, what: str = "it") -> Spec:
-    """Parses "f32[b,784]". The error message begins with `what`.
+  def parse(cls, text: str, name: str = "", argument: str = "inputs") -> Spec:
+    """Parses "f32[b,784]". `argument[name]` is where it stands, for errors.
 
     Raises:
       ValueError: the text is not `dtype[dims]`.
@@ -43,8 +45,10 @@ class Spec:
         raise TypeError
       return cls(_dtype(match["dtype"]), _dims(match["dims"]))
     except TypeError:
-      raise ValueError(
-        f"{what} is {text!r}; write its dtype and shape as in 'f32[b,784]'"
+      if not name:
+        raise ValueError(f"{text!r} is no dtype and shape as in 'f32[b,784]'") from None
+      raise ArgumentError(
+        Argument(argument, text, key=name), advice="write its dtype and shape as in 'f32[b,784]'"
       ) from None
 
   @classmethod
@@ -120,7 +124,7 @@ def dimensions(specs: Mapping[str, str]) -> list[str]:
   Raises:
     ValueError: a spec is not `dtype[dims]`.
   """
-  parsed = [Spec.parse(text, f"input {name!r}") for name, text in specs.items()]
+  parsed = [Spec.parse(text, name) for name, text in specs.items()]
   return variables(str(dim) for spec in parsed for dim in spec.dims or ())
 
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, cast
 
+from jax2tf.messages import Argument, ArgumentError, Message
+
 Given = str | os.PathLike[str]
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]+"
@@ -111,13 +113,13 @@ class Address(PurePosixPath):
     return copy
 
 
-def of(path: Given, what: str = "path") -> Path:
+def of(path: Given, argument: str = "path") -> Path:
   """The path, or the `Address`, that a user gave. Its type says Path: an Address has the names of
   one, and few of its methods.
 
   Args:
     path: a path, or an address as text.
-    what: the argument, for errors.
+    argument: its name in Python, for errors.
 
   Raises:
     ValueError: TensorFlow has no such file system; the address names no place; or it has gone
@@ -129,35 +131,44 @@ def of(path: Given, what: str = "path") -> Path:
   if not mark or not re.fullmatch(_SCHEME, scheme):
     if _JOINED.match(text):
       whole = text.replace(":/", "://", 1)
-      raise ValueError(
-        f"{what} = {text!r} has lost a slash, as pathlib joins them; pass the text {whole!r}, or "
-        f"./{text} for a local file"
+      raise ArgumentError(
+        argument,
+        text,
+        problem="it has lost a slash, as pathlib joins them",
+        advice=f"pass the text {whole!r}, or ./{text} for a local file",
       )
     return Path(text)
   if scheme == "file":
     if not rest.startswith("/"):
-      raise ValueError(
-        f"{what} = {text!r} is not absolute; write file:///folder/name, or a plain path"
+      raise ArgumentError(
+        argument,
+        text,
+        problem="it is not absolute",
+        advice="write file:///folder/name, or a plain path",
       )
     return Path(rest)
   known = [
     name for name in _tensorflow().io.gfile.get_registered_schemes() if name not in ("", "file")
   ]
   if scheme not in known:
-    raise ValueError(
-      f"{what} = {text!r}: TensorFlow has no file system for {scheme}://, only for "
-      f"{', '.join(f'{name}://' for name in sorted(known))}; "
-      "import the package that adds it, such as tensorflow_io, or use a local path and copy the "
-      "files"
+    schemes = ", ".join(f"{name}://" for name in sorted(known))
+    raise ArgumentError(
+      argument,
+      text,
+      problem=f"TensorFlow has no file system for {scheme}://, only for {schemes}",
+      advice="import the package that adds it, such as tensorflow_io, or use a local path and copy "
+      "the files",
     )
   if rest.startswith("/") or not rest:
-    raise ValueError(f"{what} = {text!r} names no host or bucket; write {scheme}://NAME/folder")
+    raise ArgumentError(
+      argument, text, problem="it names no host or bucket", advice=f"write {scheme}://NAME/folder"
+    )
   found = Address(text)
   found.exists()  # raises where nothing answers, before any work
   return cast(Path, found)
 
 
-def local(path: Given, what: str = "path") -> Path:
+def local(path: Given, argument: str = "path") -> Path:
   """The path, where only local files can be used.
 
   Raises:
@@ -166,11 +177,13 @@ def local(path: Given, what: str = "path") -> Path:
   text = os.fspath(path)
   scheme, mark, _ = text.partition("://")
   if mark and scheme != "file" and re.fullmatch(_SCHEME, scheme):
-    raise ValueError(
-      f"{what} = {text!r} is not on this machine, and only local files are taken here; copy it "
-      "first"
+    raise ArgumentError(
+      argument,
+      text,
+      problem="it is not on this machine, and only local files are taken here",
+      advice="copy it first",
     )
-  return of(path, what)
+  return of(path, argument)
 
 
 @contextlib.contextmanager
@@ -185,7 +198,7 @@ def fetched(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def opened(path: Given, what: str = "path") -> Iterator[Path]:
+def opened(path: Given, argument: str = "path") -> Iterator[Path]:
   """A local file to read: the file of that path, or a copy as of `fetched`.
 
   Raises:
@@ -193,11 +206,15 @@ def opened(path: Given, what: str = "path") -> Iterator[Path]:
     IsADirectoryError: it is a folder.
     ValueError, OSError: as `of`.
   """
-  place = of(path, what)
+  place = of(path, argument)
   if place.is_dir():
-    raise IsADirectoryError(f"{what} = {str(place)!r} is a folder; name a file")
+    raise IsADirectoryError(
+      Message(Argument(argument, str(place)), problem="it is a folder", advice="name a file")
+    )
   if not place.exists():
-    raise FileNotFoundError(f"{what} = {str(place)!r}: there is no such file")
+    raise FileNotFoundError(
+      Message(Argument(argument, str(place)), problem="there is no such file")
+    )
   with fetched(place) as file:
     yield file
 

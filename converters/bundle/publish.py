@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from numbers import Integral
 from pathlib import Path
 
+from jax2tf.messages import Argument, ArgumentError, Message, Text
+
 from . import durable, paths, versions
 from .files import SAVED_MODEL
 
@@ -168,8 +170,11 @@ def saved_model_in(path: Path, argument: str = "") -> Path:
     return newest
   if argument:
     raise FileNotFoundError(
-      f"{argument} = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a "
-      "model there first"
+      Message(
+        Argument(argument, str(path)),
+        problem="it holds neither saved_model.pb nor a numbered version",
+        advice="save a model there first",
+      )
     )
   raise FileNotFoundError(
     f"{path} is neither a SavedModel nor a directory of versions: there is no saved_model.pb"
@@ -187,7 +192,9 @@ def check_version(directory: Path, version: int | None, overwrite: bool) -> None
   if version is not None and (
     isinstance(version, bool) or not isinstance(version, Integral) or version < 0
   ):
-    raise ValueError(f"version = {version!r} is not a nonnegative integer, which servers require")
+    raise ArgumentError(
+      "version", version, advice="give a nonnegative integer, which servers require"
+    )
   refuse_version(directory)
   if version is not None and not overwrite:
     refuse_existing(directory / str(version))
@@ -201,9 +208,13 @@ def refuse_version(directory: Path) -> None:
   a version."""
   would_be_one = directory.name.isdecimal() and not directory.exists()
   if versions.is_saved_model(directory) or (would_be_one and versions.served(directory.parent)):
+    number = int(directory.name) if directory.name.isdecimal() else None
+    version = () if number is None else (" with ", Argument("version", number))
     raise FileExistsError(
-      f"{directory} is a version of a model, and not its folder; pass {directory.parent} with "
-      f"version={directory.name}, or another folder"
+      Message(
+        problem=f"{directory} is a version of a model, and not its folder",
+        advice=Text(f"pass {directory.parent}", *version, ", or another folder"),
+      )
     )
 
 
@@ -217,7 +228,11 @@ def check_file(path: Path, overwrite: bool, example: str) -> None:
   """
   if path.is_dir():
     raise IsADirectoryError(
-      f"path = {str(path)!r} is a folder; name a file in it, such as {str(path / example)!r}"
+      Message(
+        Argument("path", str(path)),
+        problem="it is a folder",
+        advice=f"name a file in it, such as {str(path / example)!r}",
+      )
     )
   if not overwrite:
     refuse_existing(path, "or another path")
@@ -228,9 +243,11 @@ def check_replaceable(folder: Path) -> None:
   """Raises ValueError for a folder that exists at an Address, where no file system replaces a
   folder at once."""
   if isinstance(folder, paths.Address) and folder.exists():
-    raise ValueError(
-      f"overwrite=True cannot replace {folder}, because {folder.scheme}:// exchanges no folders; "
-      "choose another path or version"
+    raise ArgumentError(
+      "overwrite",
+      True,
+      problem=f"{folder} cannot be replaced, because {folder.scheme}:// exchanges no folders",
+      advice="choose another path or version",
     )
 
 
@@ -256,4 +273,9 @@ def refuse_existing(
   """Raises FileExistsError if the target exists. `otherwise` names the alternative to
   overwrite=True."""
   if target.exists():
-    raise FileExistsError(f"{target} exists already; pass overwrite=True, {otherwise}")
+    raise FileExistsError(
+      Message(
+        problem=f"{target} exists already",
+        advice=Text("pass ", Argument("overwrite", True), f", {otherwise}"),
+      )
+    )

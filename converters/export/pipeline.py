@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from jax2tf.messages import ArgumentError
+
 from ..bundle import manifest, paths, publish
 from ..saved_model.builder import Model
 from ..verify import plan
@@ -152,9 +154,11 @@ def exported(
 
 def _exported(target: Target[Any], source: Source, final: Path) -> Exported:
   if target.of_one and len(source.signatures) != 1:
-    raise ValueError(
-      f"{target.of_one} has one signature, and this one has {', '.join(source.signatures)}; "
-      "choose: signatures=[...]"
+    raise ArgumentError(
+      "signatures",
+      list(source.signatures),
+      problem=f"{target.of_one} has one signature",
+      advice="choose one of them",
     )
   target.accept(source)
   return completed(

@@ -23,6 +23,7 @@ from jax2tf import pytrees, survey
 from jax2tf._tf_compat import callbacks
 from jax2tf.errors import UnsupportedEquation, warn_user
 from jax2tf.idioms import fused
+from jax2tf.messages import Argument, ArgumentError, Aside, Message, Text
 
 from .. import stages
 from ..bundle import graphs, manifest, paths, progress, publish
@@ -56,9 +57,8 @@ class ExportError(RuntimeError):
     uses: Sequence[survey.Use] = (),
     reasons: Mapping[str, str] | None = None,
   ):
-    super().__init__(
-      "\n".join([message, *(f"  {use.op} (of '{use.primitive}') at {use.where}" for use in uses)])
-    )
+    listed = [f"\n  {use.op} (of '{use.primitive}') at {use.where}" for use in uses]
+    super().__init__(Text(message, *listed))
     self.target, self.uses = target, tuple(uses)
     why, advice = (
       reasons or {},
@@ -175,9 +175,11 @@ class Source:
       return model
     if isinstance(model, Model):
       if reference is not None or params is not None:
-        raise ValueError(
-          "reference and params are for a saved model; this Model has its own functions and "
-          "parameters"
+        name = "params" if reference is None else "reference"
+        raise ArgumentError(
+          name,
+          problem="it is for a saved model, and this Model has its own functions and parameters",
+          advice="leave it out",
         )
       _check_idioms(idioms, model.idioms, "this builder")
       found = _of_builder(model, _chosen(model.records, signatures))
@@ -206,9 +208,15 @@ class Source:
       ):
         raise ExportError(
           target,
-          f"{runtime} cannot keep what signature {name!r} writes ({', '.join(found)}); leave it "
-          "out with signatures=, or export a function "
-          "that takes its state as an input and returns the new one",
+          Message(
+            problem=Text(
+              runtime, f" cannot keep what signature {name!r} writes ({', '.join(found)})"
+            ),
+            advice=Text(
+              Aside("choose others with ", Argument("signatures"), ", or "),
+              "export a function that takes its state as an input and returns the new one",
+            ),
+          ),
         )
 
   @cached_property
@@ -242,9 +250,10 @@ class Source:
     given = dict(options.examples or {})
     for name in given:
       if not any(name in one.record.inputs for one in self.signatures.values()):
-        raise ValueError(
-          f"examples names {name!r}, but the signatures take: "
-          f"{', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
+        taken = [name for one in self.signatures.values() for name in one.record.inputs]
+        raise ArgumentError(
+          Argument("examples", key=name),
+          problem=f"the signatures take no such input, only {', '.join(taken)}",
         )
     return plan.plan(self.subjects(), self.constraints, options.sizes or {}, options.samples, given)
 
@@ -306,9 +315,9 @@ def _functions(reference: Any, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
   """{signature: its JAX function, or None}."""
   functions = reference if isinstance(reference, Mapping) else dict.fromkeys(chosen, reference)
   if unknown := [name for name in functions if name not in chosen]:
-    raise ValueError(
-      f"reference has a function for {unknown[0]!r}, but the signatures to export are: "
-      f"{', '.join(chosen)}"
+    raise ArgumentError(
+      Argument("reference", key=unknown[0]),
+      problem=f"the signatures to export are: {', '.join(chosen)}",
     )
   return functions
 
@@ -326,9 +335,11 @@ def _of_loaded(
 
 def _check_idioms(asked: str | None, made: str, what: str) -> None:
   if asked is not None and fused.names_of(asked) != fused.names_of(made):
-    raise ValueError(
-      f"idioms = {asked!r}, and {what} was made with {made!r}; omit it, or create a Model(params, "
-      f"idioms={asked!r})"
+    raise ArgumentError(
+      "idioms",
+      asked,
+      problem=f"{what} was made with {made!r}",
+      advice=f"omit it, or create a Model(params, idioms={asked!r})",
     )
 
 
@@ -337,7 +348,12 @@ def _chosen(
 ) -> dict[str, manifest.SignatureRecord]:
   kinds.check_names("signatures", wanted)
   if unknown := [name for name in wanted or () if name not in records]:
-    raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(records)}")
+    raise ArgumentError(
+      "signatures",
+      list(wanted or ()),
+      problem=f"the model has no {unknown[0]!r}",
+      advice=f"choose from {', '.join(records)}",
+    )
   if wanted is not None:
     return {name: records[name] for name in wanted}
   first: dict[str, str] = {}
@@ -446,10 +462,10 @@ def _tensorflow(model: Any, name: str, record: manifest.SignatureRecord) -> Call
         for line in reversed(lines)
         if line and not line.startswith("[[")
       )
-      raise ValueError(
-        f"signature {name!r} fails in TensorFlow with the inputs {given} ({reason}); give "
-        "sizes={variable: size} or "
-        "examples={input: array} that it takes"
+      raise ArgumentError(
+        "sizes",
+        problem=f"signature {name!r} fails in TensorFlow with the inputs {given} ({reason})",
+        advice=Text("give ones that it takes", Aside(", or such ", Argument("examples"))),
       ) from error
 
   return run

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from jax2tf.messages import ArgumentError
+
 from .. import extras
 from ..bundle import graphs
 from ..bundle.notation import Spec
@@ -85,9 +87,10 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   """
   taken = [*signature.record.inputs, *signature.record.outputs]
   if both := sorted({name for name in taken if taken.count(name) > 1}):
-    raise ValueError(
-      f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name; rename the "
-      "output in outputs="
+    raise ArgumentError(
+      "outputs",
+      problem=f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name",
+      advice="rename the output",
     )
   weights = _Weights(taken)
   table = dict(fused.TABLE if idioms != "exact" else TABLE) | (
@@ -355,9 +358,11 @@ def _at_opset(proto: Any, opset: int) -> Any:
     try:
       proto = extra("onnx.version_converter").convert_version(proto, opset)
     except RuntimeError as error:
-      raise ValueError(
-        f"opset = {opset}: onnx cannot convert the model from opset {OPSET} ({error}); give "
-        "another opset"
+      raise ArgumentError(
+        "opset",
+        opset,
+        problem=f"onnx cannot convert the model from opset {OPSET} ({error})",
+        advice="give another opset",
       ) from error
   proto.ir_version = helper.find_min_ir_version_for(proto.opset_import)
   return proto

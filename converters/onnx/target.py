@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from jax2tf.messages import ArgumentError
+
 from ..bundle import calls, paths, publish
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
@@ -58,8 +60,8 @@ class Onnx(Target[WrittenModel]):
     newest = min(installed, max(releases.OPSETS))
     if not OPSET <= self.opset <= newest:
       known = "of the onnx that is installed" if newest == installed else "that jax2tf knows"
-      raise ValueError(
-        f"opset = {self.opset}; give one from {OPSET} to {newest}, the newest {known}"
+      raise ArgumentError(
+        "opset", self.opset, advice=f"give one from {OPSET} to {newest}, the newest {known}"
       )
 
   def write(self, source: Source, place: Path, name: str) -> WrittenModel:

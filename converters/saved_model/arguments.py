@@ -16,6 +16,7 @@ import tensorflow as tf
 from jax import export, tree_util
 
 from jax2tf import pytrees
+from jax2tf.messages import Argument, ArgumentError, Text
 
 from ..bundle.notation import Spec, variables
 
@@ -57,15 +58,21 @@ class Arguments:
       for path in leaf_names(arg, "_", _is_no_spec)
     ]
     if unknown := renamed.keys() - set(names):
-      raise ValueError(
-        f"input_names renames {', '.join(sorted(unknown))}, but the inputs are {', '.join(names)}"
+      raise ArgumentError(
+        "input_names",
+        dict(renamed),
+        problem=f"there is no input {', '.join(sorted(unknown))} to rename",
+        advice=f"choose from {', '.join(names)}",
       )
     names = [renamed.get(name, name) for name in names]
     for name in names:
       check_name(name)
     if len(set(names)) != len(names):
-      raise ValueError(
-        f"two inputs would have one name: {', '.join(names)}; give each its own in input_names"
+      raise ArgumentError(
+        "inputs",
+        list(names),
+        problem="two inputs would have one name",
+        advice=Text("give each its own in ", Argument("input_names")),
       )
     _check_case(names)
     return cls(
@@ -152,7 +159,7 @@ def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence
     signature = inspect.signature(fun)
   except (ValueError, TypeError):  # a callable implemented in C
     return
-  given, name = ", ".join(names) or "nothing", name_of(fun)
+  name = name_of(fun)
   takes = ", ".join([*leading, *list(signature.parameters)[len(leading) :]])
   try:
     own = list(signature.bind(*leading, *names).arguments)[len(leading) :]
@@ -162,19 +169,25 @@ def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence
     # perhaps the function of the inputs alone
     if len(own) == len(names) and own[:1] != list(leading[:1]):
       called = ", ".join([*leading, *names])
-      raise ValueError(
-        f"inputs = {given}: '{name}' takes ({', '.join(own)}), and it is called with ({called}); "
-        "name an input for each argument after "
-        f"{leading[-1]}; if it takes no {leading[-1]}, pass lambda {called}: fun({given})"
+      raise ArgumentError(
+        "inputs",
+        list(names),
+        problem=f"'{name}' takes ({', '.join(own)}), and it is called with ({called})",
+        advice=f"name an input for each argument after {leading[-1]}; if it takes no "
+        f"{leading[-1]}, pass lambda {called}: fun({', '.join(names)})",
       ) from None
-    raise ValueError(
-      f"inputs = {given}: '{name}' takes ({takes}): {error}; name an input for each argument "
-      f"after {leading[-1]}"
+    raise ArgumentError(
+      "inputs",
+      list(names),
+      problem=f"'{name}' takes ({takes}): {error}",
+      advice=f"name an input for each argument after {leading[-1]}",
     ) from None
   if own != list(names) and set(own) == set(names):
-    raise ValueError(
-      f"inputs = {given}: '{name}' takes ({takes}), in this order; name the inputs in the order "
-      "of the arguments"
+    raise ArgumentError(
+      "inputs",
+      list(names),
+      problem=f"'{name}' takes ({takes}), in this order",
+      advice="name the inputs in the order of the arguments",
     )
 
 
@@ -202,42 +215,54 @@ def _check_case(names: Sequence[str]) -> None:
 
 def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:
   if _is_no_spec(given):
-    raise ValueError(
-      f"input {name!r} is {given!r}; write its dtype and shape as in {_suggested(given)!r}"
+    raise ArgumentError(
+      Argument("inputs", given, key=name),
+      advice=f"write its dtype and shape as in {_suggested(given)!r}",
     )
   if not isinstance(given, str):
     dtype = given.dtype.as_numpy_dtype if isinstance(given.dtype, tf.DType) else given.dtype
     _check_dtype(name, dtype, given)
     return jax.ShapeDtypeStruct(given.shape, dtype)
-  spec = Spec.parse(given, f"input {name!r}")
+  spec = Spec.parse(given, name)
   _check_dtype(name, spec.dtype, given)
   if strange := [
     dim for dim in spec.dims or () if dim in ("None", "?") or re.fullmatch(r"-\d+", str(dim))
   ]:
-    raise ValueError(
-      f"input {name!r} is {given!r}, and {strange[0]} is not a size; use a letter for a varying "
-      "size, as in 'f32[b,784]'"
+    raise ArgumentError(
+      Argument("inputs", given, key=name),
+      problem=f"{strange[0]} is not a size",
+      advice="use a letter for a varying size, as in 'f32[b,784]'",
     )
   try:
     shape = export.symbolic_shape(
       "..." if spec.dims is None else ", ".join(map(str, spec.dims)), scope=scope
     )
   except ValueError as error:
-    raise ValueError(f"input {name!r} is {given!r}: {error}") from error
+    raise ArgumentError(Argument("inputs", given, key=name), problem=str(error)) from error
   return jax.ShapeDtypeStruct(shape, spec.dtype)
 
 
 def _check_dtype(name: str, dtype: Any, given: Given) -> None:
   text = given if isinstance(given, str) else str(Spec.of(given))
   if dtype == np.dtype(object):
-    raise ValueError(
-      f"input {name!r} is {text!r}, and JAX has no strings; let preprocess take it (raw_inputs), "
-      "or pass_through"
+    raise ArgumentError(
+      Argument("inputs", text, key=name),
+      problem="JAX has no strings",
+      advice=Text(
+        "let ",
+        Argument("preprocess"),
+        " take it, as one of ",
+        Argument("raw_inputs"),
+        ", or give it to ",
+        Argument("pass_through"),
+      ),
     )
   if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-    raise ValueError(
-      f"input {name!r} is {text}, which JAX narrows here; set jax.config.update('jax_enable_x64', "
-      "True), or JAX_ENABLE_X64=1 in the environment"
+    raise ArgumentError(
+      Argument("inputs", text, key=name),
+      problem="JAX narrows this dtype here",
+      advice="set jax.config.update('jax_enable_x64', True), or JAX_ENABLE_X64=1 in the "
+      "environment",
     )
 
 
@@ -267,14 +292,14 @@ def _suggested(given: Any) -> str:
   return str(Spec(dtype, tuple(next(letters) if d is None else d for d in sizes)))
 
 
-def tensor_specs(inputs: Mapping[str, Given]) -> dict[str, tf.TensorSpec]:
-  """Specs of inputs for TensorFlow functions, including "string[b]". Dimensions that are not
-  numbers become None."""
+def tensor_specs(inputs: Mapping[str, Given], argument: str) -> dict[str, tf.TensorSpec]:
+  """Specs of the inputs that an argument has, for TensorFlow functions, including "string[b]".
+  Dimensions that are not numbers become None."""
   found = {}
   for name, given in inputs.items():
     check_name(name)
     if isinstance(given, str):
-      found[name] = tensor_spec(Spec.parse(given, f"input {name!r}"), name)
+      found[name] = tensor_spec(Spec.parse(given, name, argument), name)
     else:
       found[name] = tf.TensorSpec(given.shape, given.dtype, name)
   return found
@@ -290,13 +315,15 @@ def check_constraint(text: str, known: Sequence[str]) -> None:
   try:
     export.SymbolicScope([text])
   except ValueError as error:
-    raise ValueError(
-      f"polymorphic_constraints = {text!r}: {str(error).rpartition('parsing error: ')[2]}"
-    ) from error
+    # JAX' words
+    problem = str(error).rpartition("parsing error: ")[2]
+    raise ArgumentError("polymorphic_constraints", text, problem=problem) from error
   if strange := [name for name in variables([text]) if name not in known]:
-    raise ValueError(
-      f"polymorphic_constraints = {text!r} names {strange[0]!r}, but the variables of the inputs "
-      f"are: {', '.join(known) or 'none'}"
+    only = ", ".join(known) or "fixed sizes"
+    raise ArgumentError(
+      "polymorphic_constraints",
+      text,
+      problem=f"the inputs have no variable {strange[0]!r}, only {only}",
     )
 
 
@@ -322,20 +349,25 @@ def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None)
   found = [f"output_{name}" if name[:1].isdigit() else name or "output" for name in found]
   if isinstance(outputs, Mapping):
     if unknown := outputs.keys() - set(found):
-      raise ValueError(
-        f"outputs renames {', '.join(sorted(unknown))}, but the results are {', '.join(found)}"
+      raise ArgumentError(
+        "outputs",
+        dict(outputs),
+        problem=f"there is no result {', '.join(sorted(unknown))} to rename",
+        advice=f"choose from {', '.join(found)}",
       )
     names = [outputs.get(name, name) for name in found]
   else:
     names = list(outputs) if outputs is not None else found
   if len(names) != len(found):
-    raise ValueError(
-      f"{len(names)} names for {len(found)} results; outputs = {names} should name: "
-      f"{', '.join(found)}"
+    raise ArgumentError(
+      "outputs",
+      names,
+      problem=f"{len(names)} names for {len(found)} results",
+      advice=f"name each of: {', '.join(found)}",
     )
   if len(set(names)) != len(names):
-    raise ValueError(
-      f"two results would have one name: {', '.join(names)}; give each its own in `outputs`"
+    raise ArgumentError(
+      "outputs", names, problem="two results would have one name", advice="give each its own"
     )
   return names
 

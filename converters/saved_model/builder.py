@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from jax2tf.messages import ArgumentError
+
 from .. import collector, stages
 from ..bundle import manifest, paths, publish
 from ..bundle.notation import Spec
@@ -222,15 +224,20 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
   def _checked_names(self, signatures: str | Iterable[str], method: str | None) -> list[str]:
     names = kinds.signature_names(signatures)
     if taken := [name for name in names if name in self._signatures.value]:
-      raise ValueError(
-        f"signature {taken[0]!r} already exists; choose another name in `signatures`"
+      raise ArgumentError(
+        "signatures",
+        names,
+        problem=f"signature {taken[0]!r} already exists",
+        advice="choose another name",
       )
     if method is not None and (
       hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)
     ):
-      raise ValueError(
-        f"method {method!r} is already an attribute of the model, or not a valid name; choose "
-        "another"
+      raise ArgumentError(
+        "method",
+        method,
+        problem="it is already an attribute of the model, or not a valid name",
+        advice="choose another",
       )
     return names
 
@@ -252,7 +259,12 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
 
   def _checked_state(self, batching: Batching | None) -> State:
     if self._state is None:
-      raise ValueError("stateful=True needs a model with state: Model(params, state=...)")
+      raise ArgumentError(
+        "stateful",
+        True,
+        problem="the model has no state",
+        advice="create it with Model(params, state=...)",
+      )
     if batching:
       raise ValueError(
         "batching and stateful=True exclude each other, because a stateful signature runs "

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
+from jax2tf.messages import Argument, ArgumentError, Text
+
 from ..bundle import manifest
 from ..bundle.notation import variables
 from . import draws
@@ -76,7 +78,9 @@ class Domain:
       for name, sizes in wanted.items()
       if not sizes or not all(isinstance(s, int) and s >= 1 for s in sizes)
     ]:
-      raise ValueError(f"sizes[{bad[0]!r}] = {wanted[bad[0]]}; give one or more positive integers")
+      raise ArgumentError(
+        Argument("sizes", wanted[bad[0]], key=bad[0]), advice="give one or more positive integers"
+      )
     pools = [
       list(wanted.get(name) or itertools.islice(self._feasible(name), len(_SIZES)))
       for name in self._all
@@ -100,13 +104,17 @@ class Domain:
     conditions = ", ".join(self._constraints)
     if lost := sorted({(name, size) for name, sizes in wanted.items() for size in sizes} - seen):
       name, size = lost[0]
-      raise ValueError(
-        f"sizes: {name} = {size} breaks the constraints {conditions}; choose another ({reason})"
+      raise ArgumentError(
+        Argument("sizes", size, key=name),
+        problem=f"it breaks the constraints {conditions}",
+        advice=f"choose another ({reason})",
       )
     if not chosen:
       why = f" ({reason})" if reason else ""
-      raise ValueError(
-        f"no sizes were found that meet {conditions}; give some: sizes={{{self._all[0]!r}: 5}}{why}"
+      raise ArgumentError(
+        "sizes",
+        problem=f"no sizes were found that meet {conditions}",
+        advice=Text("give some: ", Argument("sizes", {self._all[0]: 5}), why),
       )
     return chosen
 
@@ -170,14 +178,16 @@ class Domain:
       if name in inputs and not callable(inputs[name]):
         shape = np.shape(inputs[name])
         if len(shape) != len(aval.shape):
-          raise ValueError(
-            f"inputs[{name!r}] has the shape {shape}, and the signature takes {self._texts[name]}"
+          raise ArgumentError(
+            Argument("inputs", key=name),
+            problem=f"it has the shape {shape}, and the signature takes {self._texts[name]}",
           )
         for dim, size in zip(map(str, aval.shape), shape, strict=True):
           if dim in self.variables and list(fixed.get(dim, [size])) != [size]:
-            raise ValueError(
-              f"inputs[{name!r}] has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}; "
-              "use the same size"
+            raise ArgumentError(
+              Argument("inputs", key=name),
+              problem=f"it has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}",
+              advice="use the same size",
             )
           if dim in self.variables:
             fixed[dim] = [size]

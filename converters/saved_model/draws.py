@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax2tf.messages import Argument, ArgumentError
+
 from ..bundle.notation import Spec
 
 Examples = Mapping[str, Any]  # {input: array, or callable(rng, shape, dtype) -> array}
@@ -69,9 +71,10 @@ def checked(
     # NumPy makes int64 of Python's integers, and of those that it draws
     array = array.astype(dtype)
   if array.shape != shape or array.dtype != dtype:
-    raise ValueError(
-      f"inputs[{name!r}] is {array.dtype}{list(array.shape)}, and the signature takes "
-      f"{dtype}{list(shape)} here"
+    raise ArgumentError(
+      Argument("inputs", key=name),
+      problem=f"it is {array.dtype}{list(array.shape)}, and the signature takes "
+      f"{dtype}{list(shape)} here",
     )
   return array
 
@@ -94,7 +97,9 @@ def tensor(
       given(rng, shape or spec.sizes or (), spec.dtype) if callable(given) else given
     )
     if array.dtype != spec.dtype:
-      raise ValueError(f"inputs[{name!r}] is {array.dtype}, and the signature takes {spec}")
+      raise ArgumentError(
+        Argument("inputs", key=name), problem=f"it is {array.dtype}, and the signature takes {spec}"
+      )
     return array
   known = (
     shape if shape is not None else tuple(UNKNOWN if d is None else d for d in spec.sizes or ())

@@ -6,25 +6,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jax2tf.messages import Argument, ArgumentError, Text
+
 
 def check_mapping(name: str, value: Any, form: str) -> None:
   """Raises ValueError unless `value` is a mapping or None. `form` is the form of one item, such as
   "input: array"."""
   if value is not None and not isinstance(value, Mapping):
-    raise ValueError(f"{name} = {shown(value)} is not a mapping {{{form}}}")
+    raise ArgumentError(name, value, advice=f"give a mapping {{{form}}}")
 
 
 def check_names(name: str, value: Any) -> None:
   """Raises ValueError unless `value` is an iterable of strings, a mapping of them, or None."""
   if isinstance(value, str):
-    raise ValueError(
-      f"{name} = {value!r} is a string, which would be taken letter by letter; give a list: "
-      f"{name}=[{value!r}]"
+    raise ArgumentError(
+      name,
+      value,
+      problem="a string would be taken letter by letter",
+      advice=Text("give a list: ", Argument(name, [value])),
     )
   if value is not None and (
     not isinstance(value, Iterable) or not all(isinstance(one, str) for one in value)
   ):
-    raise ValueError(f"{name} = {shown(value)} is not a list of strings")
+    raise ArgumentError(name, value, advice="give a list of strings")
 
 
 def check_added(inputs: Any, outputs: Any, **mappings: Any) -> None:
@@ -34,7 +38,7 @@ def check_added(inputs: Any, outputs: Any, **mappings: Any) -> None:
     ValueError: an argument is of another kind.
   """
   if inputs is None:
-    raise ValueError("inputs = None is not a mapping {input: spec}")
+    raise ArgumentError("inputs", None, advice="give a mapping {input: spec}")
   check_mapping("inputs", inputs, "input: spec")
   check_names("outputs", outputs)
   for name, value in mappings.items():
@@ -49,11 +53,5 @@ def signature_names(signatures: str | Iterable[str]) -> list[str]:
     check_names("signatures", signatures)
     names = list(signatures)
   if not names or not all(names):
-    raise ValueError(f"signatures = {signatures!r}: a signature needs a name")
+    raise ArgumentError("signatures", signatures, problem="a signature needs a name")
   return names
-
-
-def shown(value: Any) -> str:
-  """The value in an error message: its repr, or the beginning of it."""
-  text = " ".join(repr(value).split())
-  return text if len(text) <= 80 else f"{text[:80]}..."

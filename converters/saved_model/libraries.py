@@ -17,6 +17,8 @@ import jax
 import numpy as np
 from jax import tree_util
 
+from jax2tf.messages import Argument, ArgumentTypeError, Text
+
 from .adapted import Whole
 
 # Arguments of Flax, Haiku and Equinox models that choose between training and inference, and
@@ -93,9 +95,9 @@ def linen(
     any(not isinstance(collection, Mapping) for collection in collections.values())
     or not collections
   ):
-    raise TypeError(
-      "from_flax_linen: variables are what module.init gives, a dict of collections: {'params': "
-      "{...}}"
+    raise ArgumentTypeError(
+      _choice("linen"),
+      problem="variables are what module.init gives, a dict of collections: {'params': {...}}",
     )
   may_change = [name for name in collections if name != "params"] if training else []
   may_change = may_change if mutable is None else list(mutable)
@@ -139,7 +141,9 @@ def haiku(
       if with_state
       else "no state; hk.transform_with_state makes one that has"
     )
-    raise TypeError(f"from_haiku: this {type(transformed).__name__} takes {asked}")
+    raise ArgumentTypeError(
+      _choice("haiku"), problem=f"this {type(transformed).__name__} takes {asked}"
+    )
   given = _given(transformed.apply, training, arguments)
   # `init` takes a key and the inputs, `apply` the parameters, the state, the key (not after
   # hk.without_apply_rng) and the inputs.
@@ -149,9 +153,10 @@ def haiku(
   }
   with_key = takes["apply"] - with_state > takes["init"]
   if rng is not None and not with_key:
-    raise TypeError(
-      "from_haiku: rng is given, and hk.without_apply_rng made a function that takes none; leave "
-      "out one of the two"
+    raise ArgumentTypeError(
+      _choice("haiku"),
+      problem="rng is given, and hk.without_apply_rng made a function that takes none",
+      advice="leave out one of the two",
     )
 
   def whole(tree: Any, *inputs: Any) -> Any:
@@ -254,7 +259,7 @@ def _is_of(library: str, model: Any) -> bool:
 
 def _checked(library: str, model: Any) -> Any:
   """Imports the library, and checks that this is one of its models."""
-  module, classes, package, function = _LIBRARIES[library]
+  module, classes, package, _ = _LIBRARIES[library]
   try:
     found = importlib.import_module(module)
   except ImportError as error:
@@ -268,9 +273,18 @@ def _checked(library: str, model: Any) -> Any:
       else f"of type {type(model).__name__}"
     )
     other = library_of(model)
-    advice = f", which is a model of {other}; use {_LIBRARIES[other][-1]}" if other else ""
-    raise TypeError(f"{function} takes a {module}.{classes[0]}, and this is {what}{advice}")
+    of_other = f", which is a model of {other}" if other else ""
+    raise ArgumentTypeError(
+      _choice(library),
+      problem=f"it takes a {module}.{classes[0]}, and this is {what}{of_other}",
+      advice=Text("use ", _choice(other)) if other else "",
+    )
   return found
+
+
+def _choice(library: str) -> Argument:
+  """The library in messages: Python has a function for each, the command a flag."""
+  return Argument("library", library, function=_LIBRARIES[library][-1])
 
 
 def _method(model: Any, call: str) -> Callable[..., Any]:

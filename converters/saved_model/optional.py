@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from jax2tf.messages import Argument, ArgumentError
+
 from ..bundle.notation import Spec
 from .arguments import Arguments
 
@@ -40,16 +42,18 @@ def defaults(
   found = {}
   for name, value in given.items():
     if name not in specs:
-      raise ValueError(f"defaults names {name!r}, but the inputs are {', '.join(specs)}")
+      raise ArgumentError(
+        Argument("defaults", value, key=name), problem=f"the inputs are {', '.join(specs)}"
+      )
     tensor = tf.constant(value, specs[name].dtype)
     if tensor.shape.rank == 0 and specs[name].shape.rank:
       tensor = tf.reshape(tensor, [1] * specs[name].shape.rank)
     aval = dict(zip(arguments.names, arguments.avals, strict=True)).get(name)
     sizes = [1 if d is None else d for d in specs[name].shape]
     if tensor.shape != sizes and aval is not None:
-      raise ValueError(
-        f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {Spec.of(aval)} needs "
-        f"{tuple(sizes)}"
+      raise ArgumentError(
+        Argument("defaults", key=name),
+        problem=f"it has the shape {tuple(tensor.shape)}, and {Spec.of(aval)} needs {tuple(sizes)}",
       )
     found[name] = tensor
     specs[name] = specs.pop(name)
@@ -72,9 +76,9 @@ def repeated(name: str, given: Tensors, arguments: Arguments) -> tf.Tensor:
       None,
     )
     if other is None:
-      raise ValueError(
-        f"defaults[{name!r}]: no other input has the dimension {d}, so its size is not known "
-        "without this one"
+      raise ArgumentError(
+        Argument("defaults", key=name),
+        problem=f"no other input has the dimension {d}, so its size is not known without this one",
       )
     sizes[axis] = tf.shape(given[other[0]])[other[1]]
   return tf.broadcast_to(given[name], sizes)

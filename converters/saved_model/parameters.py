@@ -14,6 +14,7 @@ import tensorflow as tf
 from jax import tree_util
 
 from jax2tf import pytrees
+from jax2tf.messages import ArgumentError, ArgumentTypeError
 
 from ..bundle import progress
 from ..bundle.notation import Spec
@@ -103,15 +104,17 @@ def _dtype(path: str, leaf: Any) -> np.dtype[Any]:
   try:
     dtype = np.asarray(words(leaf)).dtype
   except OverflowError:
-    raise ValueError(
-      f"params: the leaf {path or 'itself'!r} = {leaf} does not fit JAX's int32; set "
-      "jax_enable_x64, or pass an array"
+    raise ArgumentError(
+      "params",
+      problem=f"the leaf {path or 'itself'!r} = {leaf} does not fit JAX's int32",
+      advice="set jax_enable_x64, or pass an array",
     ) from None
   if dtype.kind in "OSUMm":
-    raise TypeError(
-      f"params: the leaf {path or 'itself'!r} is {type(leaf).__name__}, {str(leaf)[:40]!r}, and a "
-      "tf.Variable holds arrays of numbers; "
-      "leave it out, or close the function over it"
+    raise ArgumentTypeError(
+      "params",
+      problem=f"the leaf {path or 'itself'!r} is {type(leaf).__name__}, {str(leaf)[:40]!r}, and a "
+      "tf.Variable holds arrays of numbers",
+      advice="leave it out, or close the function over it",
     )
   return dtype
 
@@ -150,9 +153,11 @@ def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> li
     stored_dtype: the dtype that stores wider floating point leaves.
   """
   if stored_dtype is not None and not jax.numpy.issubdtype(stored_dtype, np.floating):
-    raise ValueError(
-      f"stored_dtype = {stored_dtype!r} is not a floating point dtype; give jnp.bfloat16 or "
-      "jnp.float16"
+    raise ArgumentError(
+      "stored_dtype",
+      stored_dtype,
+      problem="it is not a floating point dtype",
+      advice="give jnp.bfloat16 or jnp.float16",
     )
   names = paths(params)
   leaves = [*map(words, tree_util.tree_leaves(params))]
@@ -234,9 +239,11 @@ def _spread(params: Any, names: Sequence[str], trainable: Trainable) -> list[Any
   try:
     return pytrees.spread(trainable, params)
   except (ValueError, TypeError) as error:
-    raise ValueError(
-      f"trainable = {trainable!r} is not a bool, a function of a path, or a pytree prefix of the "
-      f"parameters: {error}"
+    raise ArgumentError(
+      "trainable",
+      trainable,
+      problem="it is not a bool, a function of a path, or a pytree prefix of the parameters: "
+      f"{error}",
     ) from error
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 
 import tensorflow as tf
 
+from jax2tf.messages import Argument, ArgumentError, Text
+
 from .arguments import Arguments, Given, tensor_specs
 from .optional import Tensors
 
@@ -45,17 +47,23 @@ def processed(
       as a row of known shape.
   """
   if (preprocess is None) != (raw_inputs is None):
-    raise ValueError(
-      "preprocess and raw_inputs must be given together: the function, and its inputs"
+    names = ("preprocess", "raw_inputs")
+    missing, there = names if preprocess is None else reversed(names)
+    raise ArgumentError(
+      missing,
+      None,
+      problem="preprocess and raw_inputs go together: the function, and its inputs",
+      advice=Text("give both, or leave out ", Argument(there)),
     )
   if not examples:
     return raw_inputs, preprocess
   if others:
-    raise ValueError(
-      f"examples=True gives the signature one input, {EXAMPLES!r}, so it excludes "
-      f"{', '.join(others)}"
+    raise ArgumentError(
+      "examples",
+      True,
+      problem=f"the signature then has one input, {EXAMPLES!r}, so it excludes {', '.join(others)}",
     )
-  specs = arguments.specs() if raw_inputs is None else tensor_specs(raw_inputs)
+  specs = arguments.specs() if raw_inputs is None else tensor_specs(raw_inputs, "raw_inputs")
   features = {name: _feature(spec) for name, spec in specs.items()}
 
   def parse(given: Tensors) -> Tensors:
@@ -84,15 +92,21 @@ def _narrowed(name: str, values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 def _feature(spec: tf.TensorSpec) -> tf.io.FixedLenFeature:
   """The feature that holds one row of the input."""
   if spec.shape.rank is None or spec.shape[:1] != [None] or not spec.shape[1:].is_fully_defined():
-    raise ValueError(
-      f"examples=True: input {spec.name!r} is {spec.dtype.name}{spec.shape}, and an Example holds "
-      "one row of known shape, as of f32[b,4]; "
-      "parse rows of several lengths in a preprocess of your own, with raw_inputs={'examples': "
-      "'string[b]'}"
+    raise ArgumentError(
+      "examples",
+      True,
+      problem=f"input {spec.name!r} is {spec.dtype.name}{spec.shape}, and an Example holds one row "
+      "of known shape, as of f32[b,4]",
+      advice=Text(
+        "parse rows of several lengths in a preprocess of your own, with ",
+        Argument("raw_inputs", {EXAMPLES: "string[b]"}),
+      ),
     )
   if (carrier := _CARRIERS.get(spec.dtype.name)) is None:
-    raise ValueError(
-      f"examples=True: input {spec.name!r} is {spec.dtype.name}, but an Example holds only "
-      "float32, int64 and bytes"
+    raise ArgumentError(
+      "examples",
+      True,
+      problem=f"input {spec.name!r} is {spec.dtype.name}, but an Example holds only float32, int64 "
+      "and bytes",
     )
   return tf.io.FixedLenFeature(spec.shape[1:], carrier)

@@ -13,6 +13,7 @@ from jax import export, tree_util
 
 import jax2tf
 from jax2tf import _tf_compat, errors
+from jax2tf.messages import ArgumentError
 
 from .. import collector, stages
 from ..bundle import manifest
@@ -111,11 +112,13 @@ def made(
   )
   pure = owner.layout.of_stored(owner.state.layout.of_stored(fun) if owner.state else fun)
   call = _call(owner, fun, pure, arguments)
-  specs = tensor_specs(raw) if raw is not None else arguments.specs()
-  passed = tensor_specs(around.pass_through or {})
+  specs = tensor_specs(raw, "raw_inputs") if raw is not None else arguments.specs()
+  passed = tensor_specs(around.pass_through or {}, "pass_through")
   if twice := specs.keys() & passed.keys():
-    raise ValueError(
-      f"pass_through: {', '.join(sorted(twice))} is already an input; choose another name"
+    raise ArgumentError(
+      "pass_through",
+      problem=f"{', '.join(sorted(twice))} is already an input",
+      advice="choose another name",
     )
   # moves these specs to the end
   defaults = optional.defaults(around.defaults or {}, specs, arguments)
@@ -232,9 +235,10 @@ def _run(
     through = {each: tf.identity(given.pop(each)) for each in passed}
     made = dict(preprocess(given)) if preprocess else given
     if missing := [each for each in arguments.names if each not in made]:
-      raise ValueError(
-        f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which "
-        f"'{name_of(fun)}' takes"
+      raise ArgumentError(
+        "preprocess",
+        problem=f"it gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which "
+        f"'{name_of(fun)}' takes",
       )
     shapes = {spec.name: spec.shape for spec in arguments.specs().values()}
     leaves = [
@@ -244,8 +248,10 @@ def _run(
     found = dict(compute(*leaves))
     found = dict(postprocess(found)) if postprocess else found
     if twice := found.keys() & through.keys():
-      raise ValueError(
-        f"pass_through: {', '.join(sorted(twice))} is already an output; choose another name"
+      raise ArgumentError(
+        "pass_through",
+        problem=f"{', '.join(sorted(twice))} is already an output",
+        advice="choose another name",
       )
     return found | through
 

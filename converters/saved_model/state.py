@@ -20,6 +20,7 @@ import tensorflow as tf
 from jax import tree_util
 
 from jax2tf import _tf_compat
+from jax2tf.messages import ArgumentError
 
 from ..bundle.notation import Spec
 from . import parameters
@@ -53,9 +54,7 @@ class Layout:
     """
     leaves, tree = tree_util.tree_flatten(state)
     if not leaves:
-      raise ValueError(
-        f"state = {state!r} has no leaves, so there is nothing to keep; leave it out"
-      )
+      raise ArgumentError("state", state, problem="it has no leaves to keep", advice="leave it out")
     return cls(
       tree,
       tuple(parameters.paths(state, "state")),

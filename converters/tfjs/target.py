@@ -10,6 +10,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from jax2tf.messages import ArgumentError, Text, message_of
+
 from ..bundle import publish
 from ..bundle.notation import Spec
 from ..export.pipeline import Target, Written
@@ -72,13 +74,17 @@ class TFJS(Target[Folder]):
 
   def check(self) -> None:
     if self.quantization is not None and self.quantization not in files.QUANTIZED:
-      raise ValueError(
-        f"quantization = {self.quantization!r}; give one of {', '.join(files.QUANTIZED)}, or None"
+      raise ArgumentError(
+        "quantization",
+        self.quantization,
+        advice=f"give one of: {', '.join(files.QUANTIZED)}; or leave it out",
       )
     if not self.backends or set(self.backends) - set(BACKENDS):
-      raise ValueError(
-        f"backends = {self.backends!r}; node has {' and '.join(BACKENDS)}, at least one is needed "
-        "for the comparison"
+      raise ArgumentError(
+        "backends",
+        self.backends,
+        problem="at least one is needed for the comparison",
+        advice=f"choose from {', '.join(BACKENDS)}",
       )
     runtime.packages()
 
@@ -139,7 +145,7 @@ class TFJS(Target[Folder]):
       except ExportError:
         raise
       except RuntimeError as error:
-        raise ExportError(TARGET, f"{error}; nothing was written") from error
+        raise ExportError(TARGET, Text(message_of(error), "; nothing was written")) from error
       reports.append(report)
     return _joined(reports, self.backends)
 

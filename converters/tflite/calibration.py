@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from jax2tf.errors import warn_user
+from jax2tf.messages import Argument, ArgumentError, Aside, Message, Text
 
 from ..bundle import manifest, progress
 from ..bundle.notation import Spec
@@ -24,6 +25,7 @@ from ..saved_model import kinds
 HELD_BACK = 5
 _IMAGE_RANK = 3  # an 8-bit input of at least this rank holds images
 _NARROW = 32  # images with fewer values than this, of 256, are not ordinary
+_NAME = "representative_dataset"
 _FORM = "give [{input: array}, ...], a list or another iterable of mappings"
 
 Sample = Mapping[str, np.ndarray]
@@ -54,18 +56,16 @@ class Dataset:
       return given
     given = given() if callable(given) and not isinstance(given, tf.data.Dataset) else given
     if not isinstance(given, Mapping):
-      return cls({"": _read(given, "representative_dataset")})
+      return cls({"": _read(given, Argument(_NAME))})
     if arrays := [
       name
       for name, value in given.items()
       if hasattr(value, "dtype") or isinstance(value, int | float)
     ]:
-      raise ValueError(
-        f"representative_dataset is one mapping of arrays, with {arrays[0]!r}; {_FORM}"
+      raise ArgumentError(
+        _NAME, problem=f"it is one mapping of arrays, with {arrays[0]!r}", advice=_FORM
       )
-    return cls(
-      {name: _read(value, f"representative_dataset[{name!r}]") for name, value in given.items()}
-    )
+    return cls({name: _read(value, Argument(_NAME, key=name)) for name, value in given.items()})
 
   def checked(
     self, records: Mapping[str, manifest.SignatureRecord], narrow: Sequence[str] = ()
@@ -87,9 +87,10 @@ class Dataset:
       else self.samples
     )
     if set(by_signature) != set(records):
-      raise ValueError(
-        f"representative_dataset is not for the signatures {', '.join(records)}; give "
-        "{signature: [{input: array}, ...]}"
+      raise ArgumentError(
+        _NAME,
+        problem=f"it is not for the signatures {', '.join(records)}",
+        advice="give {signature: [{input: array}, ...]}",
       )
     found = {
       name: [_fitting(sample, name, records[name], i) for i, sample in enumerate(given)]
@@ -139,25 +140,35 @@ def _is_held_back(index: int) -> bool:
   return index % HELD_BACK == HELD_BACK - 1
 
 
-def _read(given: Any, what: str) -> list[Sample]:
+def _read(given: Any, argument: Argument) -> list[Sample]:
   if (
     isinstance(given, tf.data.Dataset)
     and given.cardinality().numpy() == tf.data.INFINITE_CARDINALITY
   ):
-    raise ValueError(
-      f"{what} is a tf.data.Dataset without an end; give a part of it, such as dataset.take(200)"
+    raise ArgumentError(
+      argument,
+      problem="it is a tf.data.Dataset without an end",
+      advice="give a part of it, such as dataset.take(200)",
     )
   if not isinstance(given, Iterable) or isinstance(given, str | bytes) or hasattr(given, "dtype"):
-    raise ValueError(f"{what} is {_kind(given)}, not an iterable of samples; {_FORM}")
+    raise ArgumentError(
+      argument, problem=f"it is {_kind(given)}, not an iterable of samples", advice=_FORM
+    )
   samples: list[Sample] = []
-  for i, sample in enumerate(progress.over(given, what)):
+  for i, sample in enumerate(progress.over(given, argument.path)):
     if not isinstance(sample, Mapping):
-      raise ValueError(
-        f"{what}: sample {i} is {_kind(sample)}, not a mapping; {_FORM}, which names the inputs"
+      raise ArgumentError(
+        argument,
+        problem=f"sample {i} is {_kind(sample)}, not a mapping",
+        advice=f"{_FORM}, which names the inputs",
       )
     samples.append({str(name): np.asarray(value) for name, value in sample.items()})
   if not samples:
-    raise ValueError(f"{what} has no sample; pass a list, or an iterator that is not exhausted")
+    raise ArgumentError(
+      argument,
+      problem="it has no sample",
+      advice="pass a list, or an iterator that is not exhausted",
+    )
   return samples
 
 
@@ -175,15 +186,14 @@ def _fitting(
   sample: Sample, signature: str, record: manifest.SignatureRecord, index: int
 ) -> Sample:
   if sample.keys() != record.inputs.keys():
-    raise ValueError(
-      f"representative_dataset has a sample of {', '.join(sample)}, and signature {signature!r} "
-      f"takes {', '.join(record.inputs)}"
+    raise ArgumentError(
+      _NAME,
+      problem=f"it has a sample of {', '.join(sample)}, and signature {signature!r} takes "
+      f"{', '.join(record.inputs)}",
     )
   sizes: dict[str, int] = {}
   return {
-    name: _array(
-      sample[name], Spec.parse(spec), f"representative_dataset: sample {index}, {name!r}", sizes
-    )
+    name: _array(sample[name], Spec.parse(spec), f"sample {index}, {name!r}", sizes)
     for name, spec in record.inputs.items()
   }
 
@@ -193,12 +203,12 @@ def _array(array: np.ndarray, spec: Spec, what: str, sizes: dict[str, int]) -> n
   sample."""
   given = f"{array.dtype}{list(array.shape)}"
   if not _is_cast(array, spec.dtype):
-    advice = (
-      "; give the values that the model gets, such as pixels from 0 to 255"
-      if array.dtype.kind == "f"
-      else ""
+    pixels = "give the values that the model gets, such as pixels from 0 to 255"
+    raise ArgumentError(
+      _NAME,
+      problem=f"{what} is {given}, and the input is {spec}",
+      advice=pixels if array.dtype.kind == "f" else "",
     )
-    raise ValueError(f"{what} is {given}, and the input is {spec}{advice}")
   dims = [*(spec.dims or array.shape)]
   fits = len(dims) == array.ndim and all(
     sizes.setdefault(str(dim), size) == size
@@ -207,9 +217,10 @@ def _array(array: np.ndarray, spec: Spec, what: str, sizes: dict[str, int]) -> n
     for dim, size in zip(dims, array.shape, strict=True)
   )
   if not fits:
-    raise ValueError(
-      f"{what} has the shape {list(array.shape)}, and the input is {spec}; add or remove the axis "
-      "of the batch"
+    raise ArgumentError(
+      _NAME,
+      problem=f"{what} has the shape {list(array.shape)}, and the input is {spec}",
+      advice="add or remove the axis of the batch",
     )
   return array.astype(spec.dtype, copy=False)
 
@@ -235,25 +246,29 @@ def _check_values(samples: Sequence[Sample], signature: str, narrow: Sequence[st
     if any(
       jnp.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all() for array in arrays
     ):
-      raise ValueError(
-        f"representative_dataset has NaN or an infinity in input {name!r} of signature "
-        f"{signature!r}; give finite numbers"
+      raise ArgumentError(
+        _NAME,
+        problem=f"it has NaN or an infinity in input {name!r} of signature {signature!r}",
+        advice="give finite numbers",
       )
     if sum(array.size for array in arrays) > 1:
       ranges[name] = min(array.min() for array in arrays), max(array.max() for array in arrays)
   constant = {name: least for name, (least, most) in ranges.items() if least == most}
   if ranges and constant.keys() == ranges.keys():
     values = ", ".join(f"{value} in {name!r}" for name, value in constant.items())
-    raise ValueError(
-      f"representative_dataset has one value in all samples of signature {signature!r}, {values}; "
-      "give typical inputs that differ"
+    raise ArgumentError(
+      _NAME,
+      problem=f"it has one value in all samples of signature {signature!r}, {values}",
+      advice="give typical inputs that differ",
     )
   for name, value in constant.items():
     if jnp.issubdtype(samples[0][name].dtype, np.inexact) or _is_image(samples[0][name]):
       warn_user(
-        f"representative_dataset has one value in all samples of input {name!r}, {value}; other "
-        "values would be outside "
-        "of its calibrated range"
+        Message(
+          Argument(_NAME),
+          problem=f"it has one value in all samples of input {name!r}, {value}, and other values "
+          "would be outside of its calibrated range",
+        )
       )
   for name, (least, most) in ranges.items():
     if (
@@ -263,11 +278,14 @@ def _check_values(samples: Sequence[Sample], signature: str, narrow: Sequence[st
     ):
       dtype = samples[0][name].dtype
       limits = np.iinfo(dtype)
-      raise ValueError(
-        f"representative_dataset has values from {least} to {most} in input {name!r}, whose "
-        f"{dtype} has {limits.min} to "
-        f"{limits.max}; give images as the model gets them, or narrow_inputs=[{name!r}] if all "
-        "are so"
+      raise ArgumentError(
+        _NAME,
+        problem=f"it has values from {least} to {most} in input {name!r}, whose {dtype} has "
+        f"{limits.min} to {limits.max}",
+        advice=Text(
+          "give images as the model gets them",
+          Aside(", or ", Argument("narrow_inputs", [name]), " if all are so"),
+        ),
       )
 
 

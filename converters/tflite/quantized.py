@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
+from jax2tf.messages import Argument, ArgumentError, Aside, Text
+
 from ..bundle import progress
 from ..export.source import ExportError, Source
 from ..saved_model import kinds
@@ -85,18 +87,22 @@ class Quantization:
         samples are missing, or not samples.
     """
     if scheme is not None and scheme not in LEAST_COSINE:
-      raise ValueError(
-        f"quantization = {scheme!r}; give None, or one of: {', '.join(LEAST_COSINE)}"
+      raise ArgumentError(
+        "quantization", scheme, advice=f"give one of: {', '.join(LEAST_COSINE)}; or leave it out"
       )
     if scheme == "int8" and representative_dataset is None:
-      raise ValueError(
-        f"quantization = {scheme!r} with representative_dataset missing; it needs typical inputs "
-        "of the model, [{input: array}, ...]"
+      raise ArgumentError(
+        "representative_dataset",
+        None,
+        problem=f"{scheme} needs typical inputs of the model",
+        advice="give [{input: array}, ...]",
       )
     if scheme is None and representative_dataset is not None:
-      raise ValueError(
-        "quantization = None with representative_dataset given; name a scheme, or give examples= "
-        "for the comparison"
+      raise ArgumentError(
+        "quantization",
+        None,
+        problem="a representative_dataset is for a scheme",
+        advice=Text("name one, or give ", Argument("examples"), " for the comparison"),
       )
     given = cls(scheme, **options)
     given._check()
@@ -111,17 +117,24 @@ class Quantization:
     kinds.check_names("narrow_inputs", self.narrow_inputs)
     for name, least in (("least_cosine", self.least_cosine), ("least_top_1", self.least_top_1)):
       if least is not None and self.scheme is None:
-        raise ValueError(
-          f"{name} = {least} is for a quantised model; this one is compared with rtol and atol"
+        raise ArgumentError(
+          name,
+          least,
+          problem="it is for a quantised model, and this one is compared with rtol and atol",
+          advice=Text("leave it out, or name a scheme as ", Argument("quantization")),
         )
       if least is not None and not 0 <= least <= 1:
-        raise ValueError(f"{name} = {least}; give a number from 0 to 1")
+        raise ArgumentError(name, least, advice="give a number from 0 to 1")
     types = {name: vars(self)[name] for name in ("inference_input_type", "inference_output_type")}
     for name, dtype in types.items():
       if dtype is not None and (dtype not in _INTEGERS or self.scheme != "int8"):
-        raise ValueError(
-          f"{name} = {dtype!r} with quantization = {self.scheme!r}; give 'int8' or 'uint8' with "
-          'quantization="int8", or None'
+        raise ArgumentError(
+          name,
+          dtype,
+          problem=f"the scheme is {self.scheme!r}",
+          advice=Text(
+            "give 'int8' or 'uint8' with ", Argument("quantization", "int8"), ", or leave it out"
+          ),
         )
 
   @property
@@ -144,8 +157,11 @@ class Quantization:
     records = {name: signature.record for name, signature in source.signatures.items()}
     outputs = {name for record in records.values() for name in record.outputs}
     if strange := [name for name in self.scores or () if name not in outputs]:
-      raise ValueError(
-        f"scores names {strange[0]!r}, but the outputs are: {', '.join(sorted(outputs))}"
+      raise ArgumentError(
+        "scores",
+        self.scores,
+        problem=f"there is no output {strange[0]!r}",
+        advice=f"choose from {', '.join(sorted(outputs))}",
       )
     dataset = self.dataset.checked(records, self.narrow_inputs) if self.dataset else None
     return replace(self, dataset=dataset)
@@ -228,12 +244,17 @@ def compared(
   )
   if wrong := [row for row in rows if row.problem]:
     lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
-    accepted = "least_cosine= and least_top_1= set the limits"
-    raise ExportError(
-      TARGET,
-      f"{RUNTIME} with quantization={scheme!r} is too far from the reference, so nothing was "
-      f"written ({accepted}):\n{lines}",
+    limits = Aside(
+      " (", Argument("least_cosine"), " and ", Argument("least_top_1"), " set the limits)"
     )
+    message = Text(
+      f"{RUNTIME} with ",
+      Argument("quantization", scheme),
+      " is too far from the reference, so nothing was written",
+      limits,
+      f":\n{lines}",
+    )
+    raise ExportError(TARGET, message)
   return report
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from jax2tf.messages import Argument, ArgumentError, Text
+
 from ..bundle import publish
 from ..export import replay
 from ..export.pipeline import Target, Written
@@ -55,14 +57,17 @@ class TFLite(Target[File]):
     if scheme == "int4":
       runtime.extra("ai_edge_quantizer")
     if scheme is not None and (self.comparison.rtol, self.comparison.atol) != (None, None):
-      raise ValueError(
-        f"rtol and atol are not for quantization={scheme!r}, whose outputs are compared by "
-        "least_cosine"
+      name = "atol" if self.comparison.rtol is None else "rtol"
+      raise ArgumentError(
+        name,
+        getattr(self.comparison, name),
+        problem=f"outputs of {scheme} are compared by their cosine",
+        advice=Text("leave it out, or give ", Argument("least_cosine")),
       )
 
   def accept(self, source: Source) -> None:
     scheme = self.quantization.scheme
-    runs_in = f"{RUNTIME} with quantization={scheme!r}" if scheme else RUNTIME
+    runs_in = Text(f"{RUNTIME} with ", Argument("quantization", scheme)) if scheme else RUNTIME
     source.refuse_writers(TARGET, runs_in, has_state=not scheme)
     _refuse_empty(source)
 

@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 from jax import tree_util
 
+from jax2tf.messages import ArgumentError
+
 from ..bundle import manifest, progress
 from ..export.source import ExportError, Source
 from ..saved_model import draws
@@ -75,9 +77,10 @@ class Training:
       for name, spec in zip(names, specs, strict=True)
       if spec.dtype != np.float32
     ]:
-      raise ValueError(
-        f"params: {wrong[0]}; LiteRT trains float32, so cast it, or close over what is not to be "
-        "trained"
+      raise ArgumentError(
+        "params",
+        problem=f"{wrong[0]}, and LiteRT trains float32",
+        advice="cast it, or close over what is not to be trained",
       )
     if twice := sorted({*names, "loss"} & {*batch, *inputs}) or (
       ["loss"] if "loss" in names else []

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
+from jax2tf.messages import Argument, ArgumentError
+
 from ..bundle import manifest
 from ..bundle.manifest import hash_of_arrays
 from ..saved_model import draws, kinds
@@ -45,7 +47,7 @@ class Comparison:
     ):
       kinds.check_mapping(name, value, of)
     if not isinstance(self.samples, int | np.integer) or self.samples < 1:
-      raise ValueError(f"samples = {self.samples!r}; at least one draw is needed")
+      raise ArgumentError("samples", self.samples, advice="at least one draw is needed")
 
   def key(self) -> Any:
     """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by
@@ -141,9 +143,9 @@ def plan(
   domains = {s.name: Domain(s.record, constraints) for s in subjects if not s.record.resets}
   known = sorted({name for domain in domains.values() for name in domain.variables})
   if unknown := [name for name in sizes if name not in known]:
-    raise ValueError(
-      f"sizes names {unknown[0]!r}, but the variables of the inputs are: "
-      f"{', '.join(known) or 'none'}"
+    raise ArgumentError(
+      Argument("sizes", sizes[unknown[0]], key=unknown[0]),
+      problem=f"the inputs have no such variable, only {', '.join(known) or 'fixed sizes'}",
     )
   wanted = {name: np.atleast_1d(size).tolist() for name, size in sizes.items()}
   runs: list[Run] = []

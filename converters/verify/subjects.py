@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
+from jax2tf.messages import Argument, ArgumentError, Aside, Message, Text, joined
+
 from ..bundle import manifest
 from ..saved_model import draws, kinds
 from ..saved_model.state import Layout
@@ -23,18 +25,26 @@ def chosen(
   kinds.check_mapping("inputs", inputs, "input: array")
   names = list(record.signatures) if signatures is None else list(signatures)
   if unknown := [name for name in names if name not in record.signatures]:
-    raise ValueError(
-      f"signatures names {unknown[0]!r}, but the model has: {', '.join(record.signatures)}"
+    raise ArgumentError(
+      "signatures",
+      names,
+      problem=f"the model has no {unknown[0]!r}",
+      advice=f"choose from {', '.join(record.signatures)}",
     )
   if not names:
-    raise ValueError(
-      f"signatures = {signatures!r} selects no signature; the model has: "
-      f"{', '.join(record.signatures)}"
+    raise ArgumentError(
+      "signatures",
+      signatures,
+      problem="it selects no signature",
+      advice=f"choose from {', '.join(record.signatures)}",
     )
   chosen = {name: record.signatures[name] for name in names}
   known = {name: None for signature in chosen.values() for name in signature.inputs}
   if strange := [name for name in inputs if name not in known]:
-    raise ValueError(f"inputs names {strange[0]!r}, but the signatures take: {', '.join(known)}")
+    raise ArgumentError(
+      Argument("inputs", key=strange[0]),
+      problem=f"the signatures take no such input, only {', '.join(known)}",
+    )
   return chosen
 
 
@@ -47,18 +57,21 @@ def subjects(
 ) -> tuple[list[plan.Subject], dict[str, str]]:
   """(signatures to compare, {signature: why it is skipped}). `state` is the layout of the state and
   its stored initial values."""
-  subjects, skipped = [], {}
+  subjects: list[plan.Subject] = []
+  skipped: dict[str, str] = {}
   if not callable(reference) and not isinstance(reference, Mapping):
-    raise ValueError(
-      f"reference = {reference!r} is neither a function nor {{signature: function}}; pass the "
-      "function that was saved"
+    raise ArgumentError(
+      "reference",
+      reference,
+      problem="it is neither a function nor {signature: function}",
+      advice="pass the function that was saved",
     )
   if isinstance(reference, Mapping) and (
     unknown := [name for name in reference if name not in chosen]
   ):
-    raise ValueError(
-      f"reference has a function for {unknown[0]!r}, but the signatures to compare are: "
-      f"{', '.join(chosen)}"
+    raise ArgumentError(
+      Argument("reference", key=unknown[0]),
+      problem=f"the signatures to compare are: {', '.join(chosen)}",
     )
   resets = [name for name, record in chosen.items() if record.resets]
   plain = [
@@ -68,9 +81,14 @@ def subjects(
   ]
   sole = plain if len(chosen) - len(resets) > 1 else list(chosen)
   if callable(reference) and len(plain) > 1:
-    raise ValueError(
-      f"reference is one function for the signatures {', '.join(plain)}; give {{name: function}}, "
-      "or choose with signatures="
+    raise ArgumentError(
+      "reference",
+      problem=f"it is one function for the signatures {', '.join(plain)}",
+      advice=Text(
+        Aside("give ", Argument("reference"), " as {name: function}, or "),
+        "choose one with ",
+        Argument("signatures"),
+      ),
     )
   functions = dict(reference) if isinstance(reference, Mapping) else dict.fromkeys(sole, reference)
   layout, initial = state or (None, [])
@@ -85,19 +103,20 @@ def subjects(
       continue
     missing = [x for x in own if x not in inputs] if name not in plain else []
     if name in plain and name not in functions:
-      raise ValueError(
-        f"reference has no function for signature {name!r}; add one, or leave it out with "
-        "signatures="
+      raise ArgumentError(
+        "reference",
+        problem=f"it has no function for signature {name!r}",
+        advice=Text("add one, or choose others with ", Argument("signatures")),
       )
     if name not in functions or missing:
       what = " and ".join(
         step for step in ("preprocess", "postprocess") if getattr(record, f"{step}ed")
       )
-      needed = [f"inputs for {', '.join(missing)}"] * bool(missing) + [f"reference[{name!r}]"] * (
-        name not in functions
-      )
-      skipped[name] = (
-        f"it has a {what} step, which is not JAX's, so it needs your own {' and '.join(needed)}"
+      needed = [Argument("inputs", key=each) for each in missing]
+      needed += [Argument("reference", key=name)] * (name not in functions)
+      skipped[name] = Message(
+        problem=f"it has a {what} step, which is not JAX's",
+        advice=Text("give your own ", *joined(" and ", needed)),
       )
       continue
     fun = functions[name]

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax2tf.messages import Argument, ArgumentError, Message, Text
+
 from .. import stages
 from ..bundle import calls, children, manifest, notation, paths, progress, publish
 from ..bundle.notation import Spec
@@ -95,7 +97,7 @@ def verify(
         extra(package)
     publish.check_writable(paths.of(report, "report"))
   if samples < 1:
-    raise ValueError(f"samples = {samples}; at least one draw is needed")
+    raise ArgumentError("samples", samples, advice="at least one draw is needed")
   kinds.check_names("polymorphic_constraints", polymorphic_constraints)
   kinds.check_mapping("sizes", sizes, "dimension variable: size")
   place = _directory(paths.of(path))
@@ -139,10 +141,13 @@ def verify(
         for name in response["signatures"]
         if name not in record.signatures and not name.startswith("__")
       ]
+      others = Argument("signatures", list(chosen))
       skipped |= dict.fromkeys(
         unknown,
-        "the manifest does not know it; save the model again, or leave it out: "
-        f"signatures={list(chosen)}",
+        Message(
+          problem="the manifest does not know it",
+          advice=Text("save the model again, or choose the others: ", others),
+        ),
       )
     latencies = compare.latencies(runs, found, expected)
     versions = {"jax": jax.__version__, "numpy": np.__version__, **response["versions"]}
@@ -156,8 +161,11 @@ def _directory(path: Path) -> Path:
   """The directory of the version."""
   if not path.is_dir():
     raise FileNotFoundError(
-      f"path = {str(path)!r} is not a directory; pass a SavedModel, or the directory of its "
-      "versions"
+      Message(
+        Argument("path", str(path)),
+        problem="it is not a directory",
+        advice="pass a SavedModel, or the directory of its versions",
+      )
     )
   return publish.saved_model_in(path, "path")
 
@@ -170,17 +178,20 @@ def _state(
   if not stateful:
     return None
   if state is None:
-    raise ValueError(
-      f"signature {stateful[0]!r} is stateful; pass state=, the initial state, or choose others "
-      "with signatures="
+    raise ArgumentError(
+      "state",
+      None,
+      problem=f"signature {stateful[0]!r} is stateful",
+      advice=Text("pass the initial state, or choose others with ", Argument("signatures")),
     )
   layout = Layout.of(state)
   initial = layout.stored(state)
   found = {path: str(Spec.of(x)) for path, x in zip(layout.paths, initial, strict=True)}
   if found != dict(record.state):
-    raise ValueError(
-      f"state has {found}, and the model has {dict(record.state)}; pass the state that the model "
-      "was created with"
+    raise ArgumentError(
+      "state",
+      problem=f"it has {found}, and the model has {dict(record.state)}",
+      advice="pass the state that the model was created with",
     )
   return layout, initial
 

@@ -270,7 +270,7 @@ def test_models_of_libraries_by_name(here: Path, capsys: Any) -> None:
     assert f"--state=state.npz {words}" in capsys.readouterr().err
   run("convert", "MODEL:linen", "--library", "nnx", "--input", "x=f32[b,4]", "--out", "out", code=2)
   words = (
-    "--library=nnx takes a flax.nnx.Module, and this is of type Dense, which is a model of "
+    "--library=nnx: it takes a flax.nnx.Module, and this is of type Dense, which is a model of "
     "linen; use --library=linen"
   )
   assert words in capsys.readouterr().err
@@ -610,7 +610,7 @@ def test_a_state_is_converted_shown_checked_and_verified(
   capsys.readouterr()
   run("verify", "out", *of[:3], code=2)
   assert capsys.readouterr().err.endswith(
-    "is stateful; pass --state, the initial state, or choose others with --signature\n"
+    "is stateful; pass the initial state, or choose others with --signature\n"
   )
   run("inspect", "out", "--json")
   assert json.loads(capsys.readouterr().out)["manifest"]["state"] == {"n": "i32[]"}

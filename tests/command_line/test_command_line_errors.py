@@ -25,7 +25,7 @@ import tensorflow as tf
 import jax2tf
 from jax2tf.converters import onnx, saved_model, tfjs, tflite, verify
 from jax2tf.converters.saved_model import values
-from jax2tf.tools.cli import _progress, _words
+from jax2tf.tools.cli import _json, _progress
 from tests.command_line import command_line_errors as errors
 from tests.support import warm_python
 
@@ -83,57 +83,14 @@ def arguments() -> set[str]:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.command)
 def test_the_words_are_those_of_the_command(row: errors.Row) -> None:
   """No argument of a Python function: neither `name =`, nor a name with an underscore, unless it is
-  a flag or the user's own."""
-  line = row.line.replace("as in --input", "").replace("name=dtype[shape]", "")
+  a flag or the user's own, or the advice is for Python."""
+  line, _, _ = row.line.partition("; from Python, ")
+  line = line.replace("as in --input", "").replace("name=dtype[shape]", "")
   for name in arguments():
     used = re.findall(rf"(?<![-\w.'/])`?{name}(?: ?=(?!=)|`)", line) + (
       re.findall(rf"(?<![-\w.]){name}\b", line) if "_" in name else []
     )
     assert not used, (name, line)
-
-
-@pytest.mark.parametrize(
-  ("message", "words"),
-  [
-    (
-      "signature 's' is stateful; pass state=, the initial state, or choose others with "
-      "signatures=",
-      "signature 's' is stateful; pass --state, the initial state, or choose others with "
-      "--signature",
-    ),
-    (
-      "reference is one function for the signatures a, b; give {name: function}, or choose with "
-      "signatures=",
-      "reference is one function for the signatures a, b; give one of them as --signature",
-    ),
-    (
-      "two results would have one name: a; give each its own in `outputs`",
-      "two results would have one name: a; give each its own in --output",
-    ),
-    (
-      "it has a preprocess step, which is not JAX's, so it needs your own inputs for x and "
-      "reference['s']",
-      "it has a preprocess step, which is not JAX's, so it is compared only from Python, with "
-      "your own reference",
-    ),
-    (
-      "from_flax_nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; "
-      "use from_flax_linen",
-      "--library=nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; "
-      "use --library=linen",
-    ),
-    (
-      "x exists already; pass overwrite=True, or another path",
-      "x exists already; pass --overwrite, or another path",
-    ),
-    (
-      "sizes['b'] = [0]; give one or more positive integers",
-      "--size b=0; give one or more positive integers",
-    ),
-  ],
-)
-def test_arguments_become_flags(message: str, words: str) -> None:
-  assert _words.as_flags(message) == words
 
 
 def as_json(command: str, folder: Path, code: int) -> dict[str, Any]:
@@ -194,7 +151,7 @@ def test_json_has_no_numbers_that_json_lacks() -> None:
     "default": [b"a\xff", 1j],
     3: True,
   }
-  assert json.loads(_words.dumps(value)) == {
+  assert json.loads(_json.dumps(value)) == {
     "largest": "inf",
     "least": ["nan", -0.5],
     "default": ["a\\xff", "1j"],

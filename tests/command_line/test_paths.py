@@ -116,7 +116,7 @@ def test_what_is_at_an_address_is_not_overwritten(place: str, model: saved_model
     model.save(place, version=3)
   with pytest.raises(
     ValueError,
-    match=r"overwrite=True cannot replace ram://.*, because ram:// exchanges no "
+    match=r"overwrite = True: ram://.* cannot be replaced, because ram:// exchanges no "
     r"folders",
   ):
     model.save(place, version=3, overwrite=True)
@@ -197,8 +197,8 @@ def test_an_unknown_file_system_is_refused_before_the_work(
     mock.patch.object(saved_model.Model, "add", side_effect=AssertionError("the work began")),
     pytest.raises(
       ValueError,
-      match=r"= 's3://bucket/x(/.*)?'(: TensorFlow has no file system for s3://| is not on this "
-      r"machine)",
+      match=r"= 's3://bucket/x(/.*)?': "
+      r"(TensorFlow has no file system for s3://|it is not on this machine)",
     ),
   ):
     CALLS[name]("s3://bucket/x")
@@ -223,8 +223,8 @@ def test_a_file_system_that_does_not_answer(
 @pytest.mark.parametrize(
   ("given", "words"),
   [
-    ("ram://", "names no host or bucket"),
-    ("ram:///x", "names no host or bucket; write ram://NAME/folder"),
+    ("ram://", "it names no host or bucket"),
+    ("ram:///x", "it names no host or bucket; write ram://NAME/folder"),
     ("file://x", "is not absolute"),
     ("gs:/b/m", "has lost a slash, as pathlib joins them; pass the text 'gs://b/m'"),
   ],

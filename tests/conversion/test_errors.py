@@ -220,10 +220,10 @@ def test_bad_destinations():
   with raises(ValueError, "platforms must be a sequence containing a subset of", "'gpu'"):
     jax2tf.convert(jnp.sin, platforms=["gpu"])
   for key in ("npu:0", 3, "cpu:x", None):
-    with raises(ValueError, f"device_map: {key!r} is not a JAX device"):
+    with raises(ValueError, "device_map = ", f": {key!r} is not a JAX device"):
       jax2tf.convert(jnp.sin, device_map={key: "CPU:0"})
   for device in ("nowhere/at/all", 0):
-    with raises(ValueError, f"device_map['host'] = {device!r} is not a TensorFlow device"):
+    with raises(ValueError, f"device_map['host'] = {device!r}: it is not a TensorFlow device"):
       jax2tf.convert(jnp.sin, device_map={"host": device})
 
 

@@ -222,8 +222,7 @@ def test_the_module_is_written_for_its_reader(reader, version):
 def test_readers_that_are_not_known(version):
   with pytest.raises(
     ValueError,
-    match=f"stablehlo_version = '{version}' is neither a TensorFlow release .* nor a StableHLO "
-    "version",
+    match=f"stablehlo_version = '{version}'; give a TensorFlow release .*, or a StableHLO version",
   ):
     jax2tf.convert(jnp.sin, native_serialization=True, stablehlo_version=version)
 

@@ -204,7 +204,9 @@ def test_parameters_kept_in_fewer_bits(stored: Any, tmp_path: Path) -> None:
 
 
 def test_a_dtype_that_parameters_cannot_be_kept_in() -> None:
-  with pytest.raises(ValueError, match=r"stored_dtype = .*int8.* is not a floating point dtype"):
+  with pytest.raises(
+    ValueError, match=r"stored_dtype = .*int8.*: it is not a floating point dtype"
+  ):
     saved_model.Model({}, stored_dtype=np.int8)
 
 

@@ -289,14 +289,14 @@ def test_conditions_on_sizes_are_left_out() -> None:
 
 def test_what_cannot_be_a_source(tmp_path: Path) -> None:
   model = saved_model.Model({}).add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures=["a", "b"])
-  with pytest.raises(ValueError, match="signatures names 'c', but the model has: a, b"):
+  with pytest.raises(ValueError, match="the model has no 'c'; choose from a, b"):
     Source.of(model, signatures=["c"])
-  with pytest.raises(ValueError, match="reference and params are for a saved model"):
+  with pytest.raises(ValueError, match="it is for a saved model"):
     Source.of(model, params={})
   with pytest.raises(FileNotFoundError, match="holds neither"):
     Source.of(tmp_path)
   path = model.save(tmp_path)
-  with pytest.raises(ValueError, match="reference has a function for 'z'"):
+  with pytest.raises(ValueError, match=r"reference\['z'\]: the signatures to export"):
     Source.of(path, reference={"z": lambda x: x})
   assert list(Source.of(path).signatures) == ["a"]  # one function, though it has two names
   assert list(Source.of(path, signatures=["b"]).signatures) == ["b"]
@@ -353,7 +353,7 @@ def test_a_replay_keeps_the_marks_of_ops_that_an_optimizer_must_not_change() -> 
 )
 def test_a_comparison_takes_mappings(given: Any) -> None:
   (name,) = given
-  with pytest.raises(ValueError, match=rf"{name} = \[.*\] is not a mapping \{{"):
+  with pytest.raises(ValueError, match=rf"{name} = \[.*\]; give a mapping \{{"):
     Comparison(**given)
 
 
@@ -361,15 +361,15 @@ WRONG_KINDS = {
   "inputs as a list": (
     {"inputs": ["f32[b]"]},
     ValueError,
-    r"inputs = \['f32\[b\]'\] is not a mapping \{input: spec\}",
+    r"inputs = \['f32\[b\]'\]; give a mapping \{input: spec\}",
   ),
-  "no inputs": ({"inputs": None}, ValueError, "inputs = None is not a mapping"),
+  "no inputs": ({"inputs": None}, ValueError, "inputs = None; give a mapping"),
   "outputs as a string": (
     {"outputs": "scores"},
     ValueError,
-    r"outputs = 'scores' is a string, .*letter by letter; give a list: outputs=\['scores'\]",
+    r"outputs = 'scores': a string .*letter by letter; give a list: outputs=\['scores'\]",
   ),
-  "outputs of numbers": ({"outputs": [1]}, ValueError, r"outputs = \[1\] is not a list of strings"),
+  "outputs of numbers": ({"outputs": [1]}, ValueError, r"outputs = \[1\]; give a list of strings"),
   "constraints as a string": (
     {"polymorphic_constraints": "b >= 1"},
     ValueError,
@@ -402,12 +402,12 @@ def test_arguments_of_a_wrong_kind_are_named_before_any_work(
 def test_names_are_not_taken_letter_by_letter(tmp_path: Path) -> None:
   model = saved_model.Model({}).add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures="a")
   with pytest.raises(
-    ValueError, match=r"signatures = 'a' is a string.*give a list: signatures=\['a'\]"
+    ValueError, match=r"signatures = 'a': a string.*give a list: signatures=\['a'\]"
   ):
     Source.of(model, signatures="a")
   for name in ("raw_inputs", "pass_through", "defaults", "input_names"):
     wrong: Any = {name: ["x"]}
-    with pytest.raises(ValueError, match=rf"{name} = \['x'\] is not a mapping"):
+    with pytest.raises(ValueError, match=rf"{name} = \['x'\]; give a mapping"):
       model.add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures="b", **wrong)
   with pytest.raises(ValueError, match="a signature needs a name"):
     model.add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures=[])

@@ -212,7 +212,7 @@ def test_which_parameters_are_trainable() -> None:
   assert trainable(False) == set()
   assert trainable(lambda path: path.startswith("head")) == {"head"}
   assert trainable({"encoder": True, "head": False, "n": True}) == {"encoder/w"}
-  with pytest.raises(ValueError, match=r"trainable = \{'encoder': True\} is not a bool"):
+  with pytest.raises(ValueError, match=r"trainable = \{'encoder': True\}: it is not a bool"):
     trainable({"encoder": True})
 
 
@@ -382,26 +382,26 @@ def test_warm_up_requests_that_do_not_fit(requests: Any, words: str, tmp_path: P
 @pytest.mark.parametrize(
   ("options", "words"),
   [
-    ({"defaults": {"z": 1.0}}, "defaults names 'z', but the inputs are x"),
+    ({"defaults": {"z": 1.0}}, r"defaults\['z'\] = 1.0: the inputs are x"),
     (
       {"defaults": {"x": np.ones((3, 4))}},
-      r"defaults\['x'\] has the shape \(3, 4\), and f32\[b,4\] needs \(1, 4\)",
+      r"defaults\['x'\]: it has the shape \(3, 4\), and f32\[b,4\] needs \(1, 4\)",
     ),
     ({"defaults": {"x": np.ones((1, 4))}}, r"defaults\['x'\]: no other input has the dimension b"),
-    ({"preprocess": lambda raw: raw}, "preprocess and raw_inputs must be given together"),
+    ({"preprocess": lambda raw: raw}, "raw_inputs = None: preprocess and raw_inputs go together"),
     (
       {"preprocess": lambda raw: {}, "raw_inputs": {"t": "string[b]"}},
-      "preprocess gives nothing, and not x, which 'predict' takes",
+      "preprocess: it gives nothing, and not x, which 'predict' takes",
     ),
     ({"pass_through": {"x": "f32[b]"}}, "pass_through: x is already an input"),
     ({"pass_through": {"output": "f32[b]"}}, "pass_through: output is already an output"),
-    ({"input_names": {"z": "y"}}, "input_names renames z, but the inputs are x"),
+    ({"input_names": {"z": "y"}}, "input_names = {'z': 'y'}: there is no input z to rename"),
     ({"input_names": {"x": "a b"}}, "input name 'a b' is not an identifier"),
-    ({"outputs": {"z": "y"}}, "outputs renames z, but the results are output"),
-    ({"inputs": {"x": "string[b]"}}, "JAX has no strings; let preprocess take it"),
+    ({"outputs": {"z": "y"}}, "outputs = {'z': 'y'}: there is no result z to rename"),
+    ({"inputs": {"x": "string[b]"}}, "JAX has no strings; let preprocess= take it"),
     (
       {"inputs": {"x": {"a": "f32[b,4]"}, "x_a": "f32[b]"}},
-      "two inputs would have one name: x_a, x_a",
+      r"inputs = \['x_a', 'x_a'\]: two inputs would have one name",
     ),
     ({"inputs": {"x": "f32[b,4]", "X": "f32[b]"}}, "'x' and 'X' differ in capital letters only"),
   ],
@@ -469,7 +469,7 @@ def test_scalar_parameters_of_any_dtype(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["../escaped", -1, True, 1.5, "1"])
 def test_a_version_is_a_number(version: Any, tmp_path: Path) -> None:
-  with pytest.raises(ValueError, match="is not a nonnegative integer"):
+  with pytest.raises(ValueError, match="give a nonnegative integer"):
     saved_model.save(
       lambda params, x: x, {}, tmp_path / "m", inputs={"x": "f32[]"}, version=version
     )
@@ -489,7 +489,9 @@ def test_names_that_tensorflow_has_not(name: str) -> None:
 
 @pytest.mark.parametrize("method", ["variables", "save", "add", "_tree", "a b"])
 def test_methods_are_no_attributes_of_the_model(method: str) -> None:
-  with pytest.raises(ValueError, match="is already an attribute of the model, or not a valid name"):
+  with pytest.raises(
+    ValueError, match="it is already an attribute of the model, or not a valid name"
+  ):
     saved_model.Model({}).add(lambda params, x: x, inputs={"x": "f32[]"}, method=method)
 
 

@@ -41,9 +41,9 @@ def test_read_and_written(text: str, dtype: type, dims: tuple[int | str, ...] | 
 @pytest.mark.parametrize("text", ["f32", "f32[", "float[b]", "f32[a,,b]", "f33[b]", ""])
 def test_what_is_no_spec_is_refused(text: str) -> None:
   with pytest.raises(
-    ValueError, match=r"input 'x' is .*; write its dtype and shape as in 'f32\[b,784\]'"
+    ValueError, match=r"inputs\['x'\] = .*; write its dtype and shape as in 'f32\[b,784\]'"
   ):
-    Spec.parse(text, "input 'x'")
+    Spec.parse(text, "x")
 
 
 def test_of_what_has_a_shape_and_a_dtype() -> None:
@@ -56,6 +56,6 @@ def test_of_what_has_a_shape_and_a_dtype() -> None:
 
 
 def test_an_expression_with_a_comma_is_one_dimension_to_tensorflow() -> None:
-  found = tensor_specs({"x": "f32[b,max(a, 2)]", "y": "string[...]"})
+  found = tensor_specs({"x": "f32[b,max(a, 2)]", "y": "string[...]"}, "inputs")
   assert found["x"] == tf.TensorSpec([None, None], tf.float32, "x")
   assert found["y"] == tf.TensorSpec(None, tf.string, "y")

@@ -82,9 +82,9 @@ def test_output_names(fun: Any, outputs: list[str] | None, names: set[str]) -> N
   [
     (
       {"inputs": {"x": "float32"}},
-      "input 'x' is 'float32'; write its dtype and shape as in 'f32[b,784]'",
+      "inputs['x'] = 'float32'; write its dtype and shape as in 'f32[b,784]'",
     ),
-    ({"inputs": {"x": "q9[b]"}}, "input 'x' is 'q9[b]'"),
+    ({"inputs": {"x": "q9[b]"}}, "inputs['x'] = 'q9[b]'"),
     ({"inputs": {"x y": "f32[b]"}}, "input name 'x y' is not an identifier"),
     ({"inputs": INPUTS, "outputs": ["a", "b"]}, "2 names for 1 results"),
   ],

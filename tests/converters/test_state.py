@@ -231,7 +231,7 @@ def test_what_does_not_go_with_a_state_is_refused(tmp_path: Path) -> None:
       stateful=True,
       batching=Batching(max_batch_size=2),
     )
-  with pytest.raises(ValueError, match="stateful=True needs a model with state"):
+  with pytest.raises(ValueError, match="stateful = True: the model has no state"):
     saved_model.Model(PARAMS).add(noisy, inputs={"x": "f32[b,4]"}, stateful=True)
   with pytest.raises(ValueError, match="no state to reset"):
     saved_model.Model(PARAMS).add_reset()
@@ -387,7 +387,7 @@ def test_verify_compares_sequences_of_calls(
     path, wrong, params=PARAMS, state=STATE, sizes={"b": 2}, signatures=["serving_default"]
   )
   assert {row.output for row in report.rows if not row.ok} == {"state/n"}
-  with pytest.raises(ValueError, match="'serving_default' is stateful; pass state="):
+  with pytest.raises(ValueError, match="state = None: signature 'serving_default' is stateful"):
     verify.verify(path, reference, params=PARAMS)
   with pytest.raises(ValueError, match="pass the state that the model was created with"):
     verify.verify(path, reference, params=PARAMS, state={"n": 0})

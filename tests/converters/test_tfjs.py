@@ -447,7 +447,7 @@ def test_what_is_no_model_is_never_replaced(tmp_path: Path) -> None:
   ("option", "message"),
   [
     ({"quantization": "int4"}, "quantization = 'int4'"),
-    ({"backends": ["webgl"]}, "node has wasm and cpu"),
+    ({"backends": ["webgl"]}, "choose from wasm, cpu"),
   ],
 )
 def test_options_are_checked_before_the_work(

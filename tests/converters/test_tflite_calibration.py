@@ -84,10 +84,13 @@ BAD: dict[str, tuple[Any, str]] = {
   ),
   "one array": (
     np.zeros((20, 8, 8, 3), np.uint8),
-    r"representative_dataset is a ndarray, uint8\[20, 8, 8, 3\], not an iterable",
+    r"representative_dataset: it is a ndarray, uint8\[20, 8, 8, 3\], not an iterable",
   ),
-  "one sample": (next(images(1)), "representative_dataset is one mapping of arrays, with 'image'"),
-  "a path": ("images.npz", "representative_dataset is a str, not an iterable"),
+  "one sample": (
+    next(images(1)),
+    "representative_dataset: it is one mapping of arrays, with 'image'",
+  ),
+  "a path": ("images.npz", "representative_dataset: it is a str, not an iterable"),
   "nothing": ([], "has no sample"),
   "an exhausted iterator": (iter(()), "has no sample"),
   "other names": (
@@ -147,7 +150,7 @@ def test_which_inputs_may_be_constant_or_narrow() -> None:
   }
   with pytest.warns(
     UserWarning,
-    match="has one value in all samples of input 'x', 1.0; other values would be outside",
+    match="has one value in all samples of input 'x', 1.0, and other values would be outside",
   ):
     (found,) = Dataset.of([sample]).checked(record, ["mask"]).samples["s"]
   assert {name: array.dtype.name for name, array in found.items()} == {
@@ -290,25 +293,28 @@ def test_agreement() -> None:
 
 
 OPTIONS = [
-  ({"quantization": "int8", "representative_dataset": None}, "representative_dataset missing"),
+  (
+    {"quantization": "int8", "representative_dataset": None},
+    "representative_dataset = None: int8 needs",
+  ),
   (
     {"quantization": None, "representative_dataset": []},
-    "representative_dataset given; .*examples=",
+    "a representative_dataset is for a scheme; .*examples=",
   ),
   (
     {"quantization": "float16", "inference_input_type": "int8"},
-    "inference_input_type = 'int8' with quantization = 'float16'; give 'int8'",
+    "inference_input_type = 'int8': the scheme is 'float16'; give 'int8'",
   ),
   (
     {"quantization": "int8", "inference_output_type": "float32"},
-    "inference_output_type = 'float32' with quantization = 'int8'; give 'int8'",
+    "inference_output_type = 'float32': the scheme is 'int8'; give 'int8'",
   ),
   ({"quantization": "int8", "least_top_1": 90}, "least_top_1 = 90; give a number from 0 to 1"),
-  ({"quantization": None, "least_top_1": 0.5}, "least_top_1 = 0.5 is for a quantised model"),
-  ({"quantization": "int8", "scores": "p"}, r"scores = 'p' is a string.*scores=\['p'\]"),
+  ({"quantization": None, "least_top_1": 0.5}, "least_top_1 = 0.5: it is for a quantised model"),
+  ({"quantization": "int8", "scores": "p"}, r"scores = 'p': a string.*scores=\['p'\]"),
   (
     {"quantization": "int8", "scores": ["logits"]},
-    "scores names 'logits', but the outputs are: label, p",
+    "there is no output 'logits'; choose from label, p",
   ),
 ]
 

@@ -78,9 +78,9 @@ def test_too_coarse_a_quantization_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"quantization": "int2"}, r"quantization = 'int2'; give None, or one of: float16"),
-    ({"quantization": "int8"}, "representative_dataset missing"),
-    ({"representative_dataset": []}, "representative_dataset given"),
+    ({"quantization": "int2"}, r"quantization = 'int2'; give one of: float16"),
+    ({"quantization": "int8"}, "representative_dataset = None"),
+    ({"representative_dataset": []}, "a representative_dataset is for a scheme"),
     ({"quantization": "int8", "representative_dataset": []}, "no sample"),
     ({"quantization": "int8", "representative_dataset": [{"z": 1}]}, "a sample of z"),
     ({"quantization": "float16", "rtol": 1.0}, "least_cosine"),

@@ -253,7 +253,8 @@ def test_sizes_meet_the_constraints(tmp_path: Path) -> None:
   } == {(64, 4), (24, 4)}
   with pytest.raises(
     ValueError,
-    match=r"sizes: b = 17 breaks the constraints b >= 16, s <= 5, mod\(b, 8\) == 0; choose another",
+    match=r"sizes\['b'\] = 17: it breaks the constraints b >= 16, s <= 5, mod\(b, 8\) == 0; "
+    "choose another",
   ):
     verify.verify(path, fun, params=PARAMS, sizes={"b": [16, 17]})
 
@@ -442,11 +443,11 @@ def test_a_model_that_cannot_be_loaded_or_run_is_a_mismatch(
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
-    ({"signatures": ["serve"]}, "signatures names 'serve', but the model has: serving_default"),
+    ({"signatures": ["serve"]}, "the model has no 'serve'; choose from serving_default"),
     ({"signatures": []}, "selects no signature"),
-    ({"reference": {}}, "reference has no function for signature 'serving_default'"),
-    ({"reference": {"serve": affine}}, "reference has a function for 'serve'"),
-    ({"reference": 3}, "reference = 3 is neither a function nor"),
+    ({"reference": {}}, "reference: it has no function for signature 'serving_default'"),
+    ({"reference": {"serve": affine}}, "reference['serve']: the signatures to compare are"),
+    ({"reference": 3}, "reference = 3: it is neither a function nor"),
     (
       {"reference": lambda x: x},
       "reference of 'serving_default' cannot be called with (params, x)",
@@ -455,22 +456,22 @@ def test_a_model_that_cannot_be_loaded_or_run_is_a_mismatch(
       {"reference": lambda p, x: (x, x)},
       "reference of 'serving_default' has 2 results, and the signature 1: y",
     ),
-    ({"sizes": {"c": 3}}, "sizes names 'c', but the variables of the inputs are: b"),
+    ({"sizes": {"c": 3}}, "sizes['c'] = 3: the inputs have no such variable, only b"),
     ({"sizes": {"b": 0}}, "sizes['b'] = [0]; give one or more positive integers"),
     ({"sizes": {"b": []}}, "sizes['b'] = []; give"),
     ({"samples": 0}, "samples = 0"),
-    ({"inputs": {"z": np.ones(3)}}, "inputs names 'z', but the signatures take: x"),
+    ({"inputs": {"z": np.ones(3)}}, "inputs['z']: the signatures take no such input, only x"),
     (
       {"inputs": {"x": np.ones((3, 4))}},
-      "inputs['x'] is float64[3, 4], and the signature takes float32[3, 4] here",
+      "inputs['x']: it is float64[3, 4], and the signature takes float32[3, 4] here",
     ),
     (
       {"inputs": {"x": np.ones((3, 5), np.float32)}},
-      "inputs['x'] is float32[3, 5], and the signature takes float32[3, 4] here",
+      "inputs['x']: it is float32[3, 5], and the signature takes float32[3, 4] here",
     ),
     (
       {"inputs": {"x": np.ones(3)}},
-      "inputs['x'] has the shape (3,), and the signature takes f32[b,4]",
+      "inputs['x']: it has the shape (3,), and the signature takes f32[b,4]",
     ),
     (
       {"inputs": {"x": np.ones((3, 4))}, "sizes": {"b": 5}},
@@ -500,7 +501,7 @@ def test_several_signatures_need_several_references(tmp_path: Path) -> None:
   path = (
     saved_model.Model(PARAMS).add(affine, inputs=INPUTS, signatures=["one", "two"]).save(tmp_path)
   )
-  with pytest.raises(ValueError, match="reference is one function for the signatures one, two"):
+  with pytest.raises(ValueError, match="reference: it is one function for the signatures one, two"):
     verify.verify(path, affine, params=PARAMS)
 
 
@@ -570,7 +571,8 @@ def test_64_bits_are_not_cut_in_silence(tmp_path: Path) -> None:
     report = verify.verify(path, lambda p, x: x * 2, params=PARAMS, samples=1)
   assert report.ok and {row.dtype for row in report.rows} == {"float64"}
   with pytest.raises(
-    ValueError, match=r"input 'x' is f64\[b\], which JAX narrows here; set jax.config.update"
+    ValueError,
+    match=r"inputs\['x'\] = 'f64\[b\]': JAX narrows this dtype here; set jax.config.update",
   ):
     verify.verify(path, lambda p, x: x * 2, params=PARAMS)
 

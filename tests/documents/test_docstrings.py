@@ -168,8 +168,15 @@ def undocumented(value: Any) -> list[str]:
   if returns and "Returns" not in documented:
     wrong.append("Returns")
   return wrong + [
-    error for error in raised(value) if not re.search(rf"\b{error}\b", documented.get("Raises", ""))
+    error
+    for error in map(caught_as, raised(value))
+    if not re.search(rf"\b{error}\b", documented.get("Raises", ""))
   ]
+
+
+def caught_as(error: str) -> str:
+  """The class of Python by which users catch it."""
+  return {"ArgumentError": "ValueError", "ArgumentTypeError": "TypeError"}.get(error, error)
 
 
 def test_what_writes_files_may_be_refused() -> None:

@@ -65,7 +65,7 @@ def found(tmp_path_factory, without_jax):
   module.once = saved(FUNCTIONS["sin_exp"], orders=1)
   with pytest.warns(
     UserWarning,
-    match=r"without the gradient of 'forever', which has none: .*convert with with_gradient=False",
+    match=r"without the gradient of 'forever', which has none: .*give with_gradient=False",
   ):
     tf.saved_model.save(
       module,

@@ -72,5 +72,5 @@ def test_mixed_precision(library: str) -> None:
 
 
 def test_a_layer_of_another_object_is_refused() -> None:
-  with pytest.raises(TypeError, match="from_flax_nnx takes a flax"):
+  with pytest.raises(TypeError, match="from_flax_nnx: it takes a flax"):
     jax2tf.keras.from_flax_nnx(of("from_equinox").model[0], inputs={"x": "f32[b,4]"})

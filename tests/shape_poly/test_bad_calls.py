@@ -374,7 +374,9 @@ CONSISTENT = [
 
 @pytest.mark.parametrize("constraints", CONTRADICTIONS, ids=str)
 def test_contradictory_constraints(constraints):
-  with pytest.raises(ValueError, match="Contradictory polymorphic_constraints") as error:
+  with pytest.raises(
+    ValueError, match=r"polymorphic_constraints = .*contradict each other"
+  ) as error:
     jax2tf.convert(doubled, polymorphic_shapes=["b"], polymorphic_constraints=constraints)
   assert all(repr(constraint) in str(error.value) for constraint in constraints)
 
@@ -411,7 +413,7 @@ def test_scopes():
   assert [y.shape for y in function(np.ones((3, 4), np.float32), x)] == [(3, 4), (3,)]
   with pytest.raises(ValueError, match="constraint a >= 2"):
     function(np.ones((1, 4), np.float32), x[:1])
-  with pytest.raises(ValueError, match="Contradictory"):
+  with pytest.raises(ValueError, match="contradict each other"):
     jax2tf.convert(
       doubled, polymorphic_shapes=[export.symbolic_shape("a", constraints=["a >= 2", "a <= 1"])]
     )

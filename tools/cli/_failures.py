@@ -15,7 +15,8 @@ from typing import Any
 
 import click
 
-from jax2tf.tools.cli._words import as_flags, one_line
+from jax2tf.messages import Message, message_of
+from jax2tf.tools.cli._flags import of_command, worded
 
 NO, CANNOT, INTERRUPTED = 1, 2, 130
 PARTS = ("op", "reason", "advice", "where")  # of a gap, and of a failure as JSON
@@ -77,14 +78,22 @@ def failures(*, debug: bool, without_params: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
-  """Prints each warning as one line on stderr, with the flags of the command in place of Python's
-  arguments."""
+  """Prints each warning as one line on stderr, in the words of the command."""
   path = click.get_current_context().command_path
   with warnings.catch_warnings():
     warnings.showwarning = lambda message, *_: print(
-      f"{path}: warning: {as_flags(one_line(str(message)))}", file=sys.stderr
+      f"{path}: warning: {one_line(worded(message_of(message)))}", file=sys.stderr
     )
     yield
+
+
+def one_line(text: str) -> str:
+  """Joins the lines of a message with semicolons, except after a colon or a full stop."""
+  joined = ""
+  for line in filter(None, map(str.strip, text.splitlines())):
+    separator = " " if joined.endswith((":", ".")) else "; "
+    joined = f"{joined}{separator}{line}" if joined else line
+  return joined
 
 
 def say(text: str) -> None:
@@ -123,7 +132,7 @@ def _failure(error: BaseException, without_params: bool) -> Failure:
     return Failure(
       f"{error.filename}: {error.strerror}" if error.filename else error.strerror, CANNOT
     )
-  line = as_flags(one_line(str(error)))
+  line = one_line(worded(message_of(error)))
   if line and isinstance(error, ValueError | OSError | ImportError):
     return _split(line, CANNOT, error)
   if line and _is_ours(error) and isinstance(error, TypeError | RuntimeError | NotImplementedError):
@@ -147,8 +156,15 @@ def _at(user_line: str, reason: str, advice: str) -> Failure:
 
 
 def _split(line: str, exit_code: int, error: BaseException) -> Failure:
-  """Messages of this package say what, and after a semicolon what to do."""
-  reason, _, advice = line.partition("; ") if _is_ours(error) else (line, "", "")
+  """The parts of a `Message`. Others of this package say what to do after a semicolon."""
+  message = message_of(error)
+  if isinstance(message, Message):
+    reason, advice = (
+      one_line(part(of_command()))
+      for part in (message.reason_for_command, message.advice_for_command)
+    )
+  else:
+    reason, _, advice = line.partition("; ") if _is_ours(error) else (line, "", "")
   return Failure(line, exit_code, reason=reason, advice=advice or None)
 
 

@@ -16,8 +16,9 @@ from jax2tf.converters import saved_model, stages
 from jax2tf.converters.export.source import ExportError
 from jax2tf.converters.saved_model.adapted import Adapted
 from jax2tf.errors import LoweringError, UnsupportedEquation
+from jax2tf.messages import message_of
+from jax2tf.tools.cli._flags import worded
 from jax2tf.tools.cli._loading import UsageError
-from jax2tf.tools.cli._words import as_flags
 
 TARGETS = ("serving", "onnx", "tflite", "tfjs")
 _UNTRIED = " in TensorFlow; without --quick it is exported too"
@@ -91,7 +92,7 @@ def _gaps(
     except ExportError as error:
       return [
         dataclasses.asdict(gap)
-        for gap in error.gaps or [UnsupportedEquation("", "", "", as_flags(str(error)))]
+        for gap in error.gaps or [UnsupportedEquation("", "", "", worded(message_of(error)))]
       ]
   return []
 

@@ -17,13 +17,14 @@ from jax2tf.tools import outside
 from jax2tf.tools.cli import _graphs, _weights
 
 
-def inspect(directory: str | Path) -> dict[str, Any]:
-  """The contents of a SavedModel, as JSON values.
+def inspect(directory: str | Path, argument: str = "path") -> dict[str, Any]:
+  """The contents of a SavedModel, as JSON values. `argument` has the name of the directory in
+  errors.
 
   Raises:
     FileNotFoundError: there is no SavedModel.
   """
-  saved = publish.saved_model_in(paths.of(directory, "DIR"))
+  saved = publish.saved_model_in(paths.of(directory, argument))
   with paths.fetched(saved) as path:
     return {"path": str(saved)} | _contents(path)
 
@@ -196,7 +197,7 @@ def diff(
     FileNotFoundError: there is no SavedModel.
     ValueError: a SavedModel is damaged.
   """
-  old, new = inspect(before), inspect(after)
+  old, new = inspect(before, "before"), inspect(after, "after")
   for content in (old, new):
     if content["manifest"]:
       del content["manifest"]["created"]

@@ -128,7 +128,7 @@ def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
     whole = libraries.linen(value, variables if "params" in variables else {"params": variables})
   else:
     whole = libraries.haiku(value, parameters(params, haiku=True), state(named.state, haiku=True))
-  return adapted(whole, inputs(), named.constraints)
+  return adapted(whole, inputs(), named.polymorphic_constraints)
 
 
 def _check_function(value: Any, name: str) -> None:
@@ -172,7 +172,7 @@ def _made(factory: Callable[..., Any], what: str) -> Any:
   return factory()
 
 
-def parameters(source: str | None, option: str = "--params", *, haiku: bool = False) -> Any:
+def parameters(source: str | None, argument: str = "params", *, haiku: bool = False) -> Any:
   """The pytree of parameters, from an .npz or .safetensors file, an Orbax checkpoint, or the
   function `module:factory`.
 
@@ -186,19 +186,19 @@ def parameters(source: str | None, option: str = "--params", *, haiku: bool = Fa
   if source is None:
     return {}
   if ":" in source and "://" not in source and not Path(source).exists():
-    return _made(function(source), f"{option}={source}")
-  file = paths.of(source, option)
+    return _made(function(source), f"--{argument}={source}")
+  file = paths.of(source, argument)
   if not file.exists():
     raise UsageError(
-      f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax "
+      f"--{argument}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax "
       "checkpoint, or module:factory"
     )
   with paths.fetched(file) as path:
-    return _read(path, option, source, haiku)
+    return _read(path, f"--{argument}={source}", haiku)
 
 
-def _read(path: Path, option: str, source: str, haiku: bool) -> Any:
-  """The pytree in a file or a checkpoint, which the user gave as `option=source`."""
+def _read(path: Path, given: str, haiku: bool) -> Any:
+  """The pytree in a file or a checkpoint, which the user gave as `--params=source`."""
   try:
     if path.is_dir():
       return _orbax(path)
@@ -211,16 +211,15 @@ def _read(path: Path, option: str, source: str, haiku: bool) -> Any:
   except UsageError:
     raise
   except Exception as error:  # each format has its own errors
-    raise UsageError(f"{option}={source} cannot be read: {error}") from error
+    raise UsageError(f"{given} cannot be read: {error}") from error
   raise UsageError(
-    f"{option}={source}: unknown file type; name .npz, .safetensors, an Orbax checkpoint, or "
-    "module:factory"
+    f"{given}: unknown file type; name .npz, .safetensors, an Orbax checkpoint, or module:factory"
   )
 
 
 def state(source: str | None, *, haiku: bool = False) -> Any:
   """The state, from the same sources as parameters; None if none is given."""
-  return None if source is None else parameters(source, "--state", haiku=haiku)
+  return None if source is None else parameters(source, "state", haiku=haiku)
 
 
 def _safetensors(path: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import click
 
 from jax2tf.tools import quiet
 from jax2tf.tools.cli._failures import failures, say, warnings_as_lines
+from jax2tf.tools.cli._json import dumps
 from jax2tf.tools.cli._progress import Progress
-from jax2tf.tools.cli._words import dumps
 
 # (value for --json, with a verdict; text; exit code)
 Answer = tuple[Mapping[str, Any], str, int]
@@ -87,7 +87,7 @@ class Named:
   params: str | None
   state: str | None
   batched: bool
-  constraints: Sequence[str]
+  polymorphic_constraints: Sequence[str]
 
 
 def takes_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
@@ -101,7 +101,7 @@ def takes_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
   for decorate in (
     click.option(
       "--constraint",
-      "constraints",
+      "polymorphic_constraints",
       multiple=True,
       help='A condition on dimension variables, "b<=512"; may be repeated.',
     ),

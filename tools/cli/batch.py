@@ -10,8 +10,8 @@ import click
 
 from jax2tf.converters.bundle import paths
 from jax2tf.tools.cli._failures import NO, failures, say, warnings_as_lines
+from jax2tf.tools.cli._json import dumps
 from jax2tf.tools.cli._verb import ALLOW_OPS, needs_posix, takes_debug
-from jax2tf.tools.cli._words import dumps
 
 
 @click.command(context_settings={"show_default": True})
@@ -88,10 +88,10 @@ def batch(
     from jax2tf.tools.batch import plan, supervisor  # noqa: PLC0415  (NumPy)
 
     named, allowed = dict(map(_column, columns)), outside.named(allow_ops)
-    folder = os.path.abspath(paths.local(model, "MODEL"))
+    folder = os.path.abspath(paths.local(model, "model"))
     options = plan.Asked(model=folder, columns=named, allow_ops=allowed, **asked)  # type: ignore[arg-type]
-    files = [str(paths.local(each, "FILES")) for each in inputs]
-    with plan.opened(files, paths.local(directory, "DIR"), options) as opened_plan:
+    files = [str(paths.local(each, "inputs")) for each in inputs]
+    with plan.opened(files, paths.local(directory, "directory"), options) as opened_plan:
       outcome = supervisor.run(opened_plan, workers or _cores(), threads, stall_seconds)
     value = {"verdict": _verdict(outcome, len(opened_plan.shards))} | dataclasses.asdict(outcome)
     say(dumps(value) if as_json else "\n".join([value["verdict"], *_failed(outcome)]))

@@ -32,10 +32,10 @@ def check(
   """
   from jax2tf.tools.cli import _gaps, _loading  # noqa: PLC0415
 
-  specs = _loading.inputs(inputs, named.constraints)
+  specs = _loading.inputs(inputs, named.polymorphic_constraints)
   model = _loading.model(named, lambda: specs)
   gaps_of_targets = _gaps.gaps(
-    model, specs, named.constraints, targets.split(","), quick, _loading.sizes(sizes)
+    model, specs, named.polymorphic_constraints, targets.split(","), quick, _loading.sizes(sizes)
   )
   code = int(any(map(_gaps.missing, gaps_of_targets.values())))
   return (

@@ -43,13 +43,18 @@ _OPTIONS_OF = {
 )
 @click.option(
   "--out",
+  "path",
   required=True,
   metavar="PATH",
   help="The folder of the model's versions; the .onnx or .tflite file; TF.js' folder.",
 )
 @click.option("--output", "outputs", multiple=True, help="Name of a result; may be repeated.")
 @click.option(
-  "--signature", default="serving_default", show_default=True, help="Name of the signature."
+  "--signature",
+  "signatures",
+  default="serving_default",
+  show_default=True,
+  help="Name of the signature.",
 )
 @click.option(
   "--version", type=click.IntRange(0), help="The version to write; by default the next free one."
@@ -102,9 +107,9 @@ def convert(
   named: Named,
   inputs: Sequence[str],
   to: str,
-  out: str,
+  path: str,
   outputs: Sequence[str],
-  signature: str,
+  signatures: str,
   overwrite: bool,
   idioms: str | None,
   sizes: Sequence[str],
@@ -141,14 +146,14 @@ def convert(
       "--overwrite replaces a version of a SavedModel; name it as --version, or leave out "
       "--overwrite to add one"
     )
-  target = paths.of(out, "--out")
+  target = paths.of(path)
   if to in ("onnx", "tflite"):
     publish.check_file(target, overwrite, f"model.{to}")
   elif to == "saved_model":
     publish.check_version(target, settings.get("version"), overwrite)
   else:
     publish.check_writable(target.parent)
-  specs = _loading.inputs(inputs, named.constraints)
+  specs = _loading.inputs(inputs, named.polymorphic_constraints)
   data = (
     _samples.samples(settings["representative_dataset"], specs)
     if "representative_dataset" in settings
@@ -162,7 +167,7 @@ def convert(
     "gradient_orders": settings.get("gradient_orders", 1),
   }
   options: dict[str, Any] = {
-    "polymorphic_constraints": named.constraints,
+    "polymorphic_constraints": named.polymorphic_constraints,
     "idioms": idioms or getattr(exporter, "IDIOMS", "exact"),  # a SavedModel's are exact
     **gradient,
   }
@@ -173,20 +178,20 @@ def convert(
     loaded.fun,
     inputs=specs,
     outputs=outputs or None,
-    signatures=signature,
+    signatures=signatures,
     stateful=loaded.state is not None,
   )
   if to == "saved_model":
     requests = warmup.from_specs(model, settings["warmup"]) if "warmup" in settings else ()
-    path = model.save(
-      out, version=settings.get("version"), overwrite=overwrite, warmup_requests=requests
+    saved = model.save(
+      path, version=settings.get("version"), overwrite=overwrite, warmup_requests=requests
     )
-    return {"verdict": "saved", "path": str(path)}, f"saved {path}", 0
+    return {"verdict": "saved", "path": str(saved)}, f"saved {saved}", 0
   with stages.stage(f"convert to {to}"):
     if "representative_dataset" in settings:
       settings["representative_dataset"] = data
     exported = exporter.save_model(
-      model, out, overwrite=overwrite, sizes=settings.pop("size", None), **settings
+      model, path, overwrite=overwrite, sizes=settings.pop("size", None), **settings
     )
   value = {"verdict": exported.report.verdict, "path": str(exported.path), "bytes": exported.size}
   sentence = f"saved {exported.path} ({exported.size:,} bytes); {exported.report.verdict}"
@@ -213,7 +218,7 @@ def _check_quantization(to: str, options: Mapping[str, Any]) -> None:
   ):
     raise click.UsageError(f"--{named[0]} is for --quantization=int8; leave it out")
   if scheme is not None and scheme not in _SCHEMES[to]:
-    raise click.UsageError(f"--quantization={scheme!r}; give one of: {', '.join(_SCHEMES[to])}")
+    raise click.UsageError(f"--quantization={scheme}; give one of: {', '.join(_SCHEMES[to])}")
   if scheme == "int8" and data is None:
     raise click.UsageError(
       "--quantization=int8 needs typical inputs of the model; give --representative_dataset, an "

@@ -8,8 +8,8 @@ from jax2tf.tools.cli._verb import Answer, verb
 
 
 @verb
-@click.argument("directory", metavar="DIR")
-def inspect(directory: str) -> Answer:
+@click.argument("path", metavar="DIR")
+def inspect(path: str) -> Answer:
   """Shows the contents of a SavedModel.
 
   \b
@@ -18,5 +18,5 @@ def inspect(directory: str) -> Answer:
   """
   from jax2tf.tools.cli import _inspection  # noqa: PLC0415
 
-  content = _inspection.inspect(directory)
+  content = _inspection.inspect(path)
   return {"verdict": "read"} | content, _inspection.text(content), 0

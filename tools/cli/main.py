@@ -12,7 +12,7 @@ import click
 import jax2tf
 from jax2tf.tools.cli import batch, check, convert, diff, inspect, query, serve, verify
 from jax2tf.tools.cli._failures import described, interrupted
-from jax2tf.tools.cli._words import dumps
+from jax2tf.tools.cli._json import dumps
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

@@ -16,9 +16,9 @@ import click
 
 from jax2tf.converters.bundle import durable, paths, tables
 from jax2tf.tools.cli._failures import failures, say
+from jax2tf.tools.cli._json import dumps
 from jax2tf.tools.cli._progress import Progress
 from jax2tf.tools.cli._verb import takes_debug
-from jax2tf.tools.cli._words import dumps
 
 _FILE = click.Path(exists=True, dir_okay=False)
 _SHOWN = 6  # values in a row of the table
@@ -149,7 +149,7 @@ def _appearing(out: str | None) -> Iterator[Path | None]:
   if not out:
     yield None
     return
-  path = paths.local(out if out.endswith(".npz") else f"{out}.npz", "--out")  # as NumPy names it
+  path = paths.local(out if out.endswith(".npz") else f"{out}.npz", "out")  # as NumPy names it
   try:
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as folder:
       yield Path(folder, path.name)

@@ -93,8 +93,8 @@ def serve(debug: bool, **arguments: Any) -> int:
     needs_posix()
     from jax2tf.tools.serving import server  # noqa: PLC0415
 
-    for name, what in (("directory", "DIR"), ("model_config_file", "--model_config_file")):
+    for name in ("directory", "model_config_file"):
       if arguments[name] is not None:
-        arguments[name] = str(paths.local(arguments[name], what))
+        arguments[name] = str(paths.local(arguments[name], name))
     server.run(**arguments)
   return 0

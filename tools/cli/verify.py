@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import click
 
 from jax2tf.converters.bundle import paths
+from jax2tf.tools.cli._flags import worded
 from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_sizes, verb
-from jax2tf.tools.cli._words import as_flags
 
 
 @verb
-@click.argument("directory", metavar="DIR")
+@click.argument("path", metavar="DIR")
 @takes_function
 @click.option(
   "--report", metavar="FOLDER", help="The folder for the report as text, JSON and HTML."
@@ -39,7 +39,7 @@ from jax2tf.tools.cli._words import as_flags
 )
 @takes_sizes
 def verify(
-  directory: str,
+  path: str,
   named: Named,
   report: str | None,
   samples: int,
@@ -56,9 +56,9 @@ def verify(
   from jax2tf.converters import verify  # noqa: PLC0415
   from jax2tf.tools.cli import _loading  # noqa: PLC0415
 
-  model = _loading.model(named, lambda: _inputs_of(directory))
+  model = _loading.model(named, lambda: _inputs_of(path))
   verified = verify.verify(
-    directory,
+    path,
     model.fun,
     params=model.params,
     state=model.state,
@@ -67,18 +67,18 @@ def verify(
     signatures=signatures or None,
     hostile=hostile,
     report=report,
-    polymorphic_constraints=named.constraints,
+    polymorphic_constraints=named.polymorphic_constraints,
   )
   verified = dataclasses.replace(
-    verified, skipped={name: as_flags(why) for name, why in verified.skipped.items()}
+    verified, skipped={name: worded(why) for name, why in verified.skipped.items()}
   )
   return json.loads(verified.json()), verified.text(), int(not verified.ok)
 
 
-def _inputs_of(directory: str) -> Mapping[str, str]:
+def _inputs_of(path: str) -> Mapping[str, str]:
   """The inputs of the function of the first signature."""
   from jax2tf.converters.bundle import manifest, publish  # noqa: PLC0415
 
-  saved = publish.saved_model_in(paths.of(directory, "DIR"))
+  saved = publish.saved_model_in(paths.of(path))
   record = next(iter(manifest.read(saved).signatures.values()))
   return {name: spec for name, spec in record.inputs.items() if name not in record.passed_through}

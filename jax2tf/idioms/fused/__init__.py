@@ -17,6 +17,7 @@ from jax2tf.idioms.fused._inline import inlined
 from jax2tf.idioms.fused._primitives import ELEMENTWISE_OPS, Entry, Idiom
 from jax2tf.idioms.fused._template import Templates
 from jax2tf.jaxprs import ClosedJaxpr, map_inner, replaced
+from jax2tf.messages import ArgumentError
 from jax2tf.traits import BODIES
 
 # The names for `idioms=`. Listed here, because importing the modules is slow: they trace templates.
@@ -35,9 +36,11 @@ def names_of(idioms: str) -> frozenset[str]:
     return NAMES if idioms == "fused" else frozenset()
   names = frozenset(name.strip() for name in idioms.split(","))
   if unknown := sorted(names - NAMES):
-    raise ValueError(
-      f"idioms = {idioms!r}: choose 'exact', 'fused', or names of {', '.join(sorted(NAMES))}; "
-      f"{unknown[0]!r} is none of them"
+    raise ArgumentError(
+      "idioms",
+      idioms,
+      problem=f"there is no {unknown[0]!r}",
+      advice=f"choose 'exact', 'fused', or names of {', '.join(sorted(NAMES))}",
     )
   return names
 

@@ -52,7 +52,9 @@ class Asked:
     variables = jax.tree.map(lambda x: tf.Variable(np.asarray(x)), params)
     names = list(self._case.signature.record.outputs)
 
-    @tf.function(autograph=False, input_signature=list(tensor_specs(self.entry.inputs).values()))  # type: ignore[untyped-decorator]
+    specs = tensor_specs(self.entry.inputs, "inputs")
+
+    @tf.function(autograph=False, input_signature=list(specs.values()))  # type: ignore[untyped-decorator]
     def function(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
       return dict(zip(names, jax.tree.leaves(convert(variables, *inputs)), strict=True))
 
