@@ -29,7 +29,7 @@ _BROADCAST = 5
 _LIMITS = {P.regularized_incomplete_beta_p: 0}
 
 
-def unrepeated(flow: Dataflow, eqn: Eqn) -> Equations | None:
+def drop_broadcasts(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """add(x, broadcast_in_dim(y)) -> add(x, y), or add(x, reshape(y)) where y's dimensions are not
   the last ones of x."""
   shape = eqn.outvars[0].aval.shape
@@ -76,7 +76,7 @@ def _aligned(broadcast: Eqn) -> tuple[Any, list[Any] | None]:
   return source, aligned[dims[0] :]
 
 
-def repeated(flow: Dataflow, eqn: Eqn) -> Equations | None:
+def add_broadcasts(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """mul(x f32[a,1,c,1,e,1], y f32[1,b,1,d,1,f]) -> mul of both, repeated to the shape of the
   result."""
   shape = eqn.outvars[0].aval.shape
@@ -106,7 +106,7 @@ def _alternations(shapes: Sequence[Sequence[Any]]) -> int:
 
 
 def _either(flow: Dataflow, eqn: Eqn) -> Equations | None:
-  return repeated(flow, eqn) or unrepeated(flow, eqn)
+  return add_broadcasts(flow, eqn) or drop_broadcasts(flow, eqn)
 
 
 def _is_product(flow: Dataflow, atom: Any) -> bool:
@@ -149,4 +149,6 @@ def _sum(flow: Dataflow, eqn: Eqn) -> Equations | None:
 
 
 # What takes operands with sizes 1 where others have more.
-IDIOMS = dict.fromkeys(OF_SEVERAL, repeated) | dict.fromkeys(_REPEATING, _either) | {P.add_p: _sum}
+IDIOMS = (
+  dict.fromkeys(OF_SEVERAL, add_broadcasts) | dict.fromkeys(_REPEATING, _either) | {P.add_p: _sum}
+)

@@ -30,7 +30,7 @@ from jax2tf.lowering._movement import is_one
 from jax2tf.traits import RESHAPES
 
 
-def hoisted(flow: Dataflow, eqn: Eqn) -> Equations | None:
+def hoist(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """scan(consts, xs) -> scan(what its steps compute of them)."""
   if (scan := parse_scan(eqn)) is None:
     return None
@@ -180,4 +180,4 @@ def _call(
   ]
 
 
-IDIOMS = {P.scan_p: hoisted}
+IDIOMS = {P.scan_p: hoist}

@@ -54,7 +54,7 @@ class Sum:
     return [self.of, *self.moves, self.add]
 
 
-def sunk(flow: Dataflow, eqn: Eqn) -> Equations | None:
+def sink(flow: Dataflow, eqn: Eqn) -> Equations | None:
   """scan -> (carry, ys) by a scan of fewer equations, and what its steps stack."""
   if (scan := parse_scan(eqn)) is None or any(isinstance(v, Literal) for v in scan.ys):
     return None
@@ -262,4 +262,4 @@ def _summed(body: Any, reduction: Sum, operands: Sequence[Any]) -> Any:
   return total
 
 
-IDIOMS = {P.scan_p: sunk}
+IDIOMS = {P.scan_p: sink}
