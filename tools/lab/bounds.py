@@ -82,9 +82,6 @@ def of_requests(report: Mapping[str, Any]) -> Iterator[str]:
         f"{name}: {before} MB after the warm-up and {after} MB at the end, a growth by more than "
         f"{GROWTH - 1:.0%}"
       )
-  label = report["label"]
-  if label["missed"] or not (label["by version 1"] and label["by version 2"]):
-    yield f"the label: {label}"
 
 
 def ratios(per_second: Mapping[str, Sequence[float]], way: str, other: str) -> list[float]:

@@ -1,5 +1,4 @@
-"""Random requests against `jax2tf serve`, by REST and by gRPC, and a version that is replaced while
-clients use its label.
+"""Random requests against `jax2tf serve`, by REST and by gRPC.
 
 Each valid request has to be answered with JAX's values, and each invalid one refused as such.
 """
@@ -12,18 +11,15 @@ import http.client
 import json
 import pathlib
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
 import jax
-import numpy as np
 import tensorflow as tf
 from rich.progress import track
 from tensorflow_serving.apis import predict_pb2
 
-from jax2tf.converters import saved_model
 from jax2tf.tools.lab import bounds
 from tests.support import clients, grpc_requests, server_requests
 from tests.support.server_requests import Arrays, Case
@@ -138,87 +134,8 @@ def _megabytes(server: clients.Server) -> dict[str, float]:
   return {name: round(size) for name, size in named.items()}
 
 
-def _configure(folder: pathlib.Path, versions: tuple[int, ...], stable: int) -> pathlib.Path:
-  """Writes the config file of the server, with the versions of the model "rolled" and its label."""
-  chosen = " ".join(f"versions: {version}" for version in versions)
-  models = [
-    f'config {{ name: "{name}" base_path: "{name}" }}' for name in ("types", "linear", "strings")
-  ]
-  policy = f"model_version_policy {{ specific {{ {chosen} }} }}"
-  models.append(
-    f'config {{ name: "rolled" base_path: "rolled" {policy} version_labels {{ key: "stable" '
-    f"value: {stable} }} }}"
-  )
-  (folder / "models.new").write_text(f"model_config_list {{ {' '.join(models)} }}")
-  (folder / "models.new").rename(folder / "models.config")
-  return folder / "models.config"
-
-
-def _save_rolled(folder: pathlib.Path, version: int) -> None:
-  saved_model.save(
-    lambda w, x: w * x,
-    np.float32(version),
-    folder / "rolled",
-    inputs={"x": "f32[b]"},
-    outputs=["y"],
-    version=version,
-  )
-
-
-def _roll(folder: pathlib.Path, rest: _Rest) -> dict[str, Any]:
-  """Replaces version 1 by version 2 as docs/guide/serving.md says, while clients use the label."""
-  ended, answers, errors = (
-    threading.Event(),
-    collections.Counter[float](),
-    collections.Counter[str](),
-  )
-
-  def label() -> None:
-    while not ended.is_set():
-      try:
-        status, body = rest.send(
-          "/v1/models/rolled/labels/stable:predict", b'{"inputs": [1.0]}', {}
-        )
-        answers[json.loads(body)["outputs"][0] if status == 200 else -status] += 1
-      except (_LostError, KeyError, ValueError) as error:
-        errors[f"{error}"] += 1
-
-  def until(path: str) -> None:
-    """Waits until each replica has a version; 40 answers in a row are of all of them."""
-    in_a_row, end = 0, time.monotonic() + _SECONDS
-    while in_a_row < 40:
-      status, body = rest.send(f"/v1/models/rolled{path}:predict", b'{"inputs": [1.0]}', {})
-      in_a_row = in_a_row + 1 if status == 200 and json.loads(body)["outputs"] == [2.0] else 0
-      if time.monotonic() > end:
-        raise SystemExit(
-          f"version 2 of 'rolled' does not answer at {path} after {_SECONDS:g} s: {status} "
-          f"{body[:200]!r}"
-        )
-      time.sleep(0.02)
-
-  threads = [threading.Thread(target=label) for _ in range(4)]
-  for thread in threads:
-    thread.start()
-  try:
-    _save_rolled(folder, 2)
-    _configure(folder, (1, 2), 1)
-    until("/versions/2")
-    _configure(folder, (1, 2), 2)
-    until("/labels/stable")
-    _configure(folder, (2,), 2)
-    time.sleep(5)
-  finally:
-    ended.set()
-    for thread in threads:
-      thread.join()
-  missed = sum(errors.values()) + sum(
-    count for value, count in answers.items() if value not in (1.0, 2.0)
-  )
-  return {"by version 1": answers[1.0], "by version 2": answers[2.0], "missed": missed}
-
-
 def measure(folder: pathlib.Path, share: float) -> tuple[dict[str, Any], list[str]]:
-  """The numbers, and wrong and lost answers, a label that missed, and memory that grew.
+  """The numbers, and wrong and lost answers, and memory that grew.
 
   Args:
     folder: where the models are saved.
@@ -236,16 +153,13 @@ def measure(folder: pathlib.Path, share: float) -> tuple[dict[str, Any], list[st
 def _measured(folder: pathlib.Path, requests: int) -> dict[str, Any]:
   warm_up = range(10**9, 10**9 + int(_WARM_UP * requests))
   server_requests.save(folder)
-  _save_rolled(folder, 1)
-  config = _configure(folder, (1,), 1)
   options = ("--replicas=2", f"--max_request_mb={server_requests.MAX_REQUEST_MB}")
   with (
-    clients.serving(config, *options) as server,
+    clients.serving(folder, *options) as server,
     grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
   ):
-    rest = _Rest(server.http_port)
     asked = {
-      "REST": (server_requests.rest, rest.ask),
+      "REST": (server_requests.rest, _Rest(server.http_port).ask),
       "gRPC": (grpc_requests.by_grpc, _Grpc(channel).ask),
     }
     for make, ask in asked.values():
@@ -256,4 +170,4 @@ def _measured(folder: pathlib.Path, requests: int) -> dict[str, Any]:
     }
     after = _megabytes(server)
     growth = {name: [size, after[name]] for name, size in before.items()}
-    return report | {"MB after the warm-up and at the end": growth, "label": _roll(folder, rest)}
+    return report | {"MB after the warm-up and at the end": growth}

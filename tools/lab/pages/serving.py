@@ -53,10 +53,9 @@ refused with 4xx, or with a status such as `INVALID_ARGUMENT`. A request with ch
 refused, or answered as a parser of its own reads it.
 [The numbers](data/server-fuzz.json) have a row for each of the {kinds} kinds.
 """
-_LABEL = """
+_GROWN = """
 The replicas, and all processes together, may grow by 5 % at most. The proxies are small: a few MB
-show there. While version 2 replaced version 1, {by_version_1} requests for the label `stable` were
-answered by version 1 and {by_version_2} by version 2; {missed} missed."""
+show there."""
 # Requests that JAX answers, by the beginnings of their kinds; others but these have to be refused.
 _VALID, _CHANGED = ("values of", "texts", "a product"), "changed bytes"
 
@@ -176,7 +175,7 @@ def _requests() -> Iterator[str]:
     memory = section["MB after the warm-up and at the end"]
     rows = [[name, *sizes, f"{sizes[1] / sizes[0]:.3f}"] for name, sizes in memory.items()]
     yield from table(["resident memory, MB", "after the warm-up", "at the end", "ratio"], rows)
-    yield _LABEL.format(**{name.replace(" ", "_"): n for name, n in section["label"].items()})
+    yield _GROWN
 
 
 def _power_cuts() -> Iterator[str]:
