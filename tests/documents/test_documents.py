@@ -241,4 +241,5 @@ def test_each_module_that_documents_import_is_public() -> None:
   parents = {
     ".".join(module.split(".")[:n]) for module in PUBLIC for n in range(1, module.count(".") + 2)
   }
-  assert shown - parents - {"jax2tf.examples"} == set()
+  examples = {module for module in shown if module.startswith("jax2tf.examples")}
+  assert shown - parents - examples == set()
