@@ -251,7 +251,7 @@ def test_large_rows_are_read_a_few_at_a_time(tmp_path: Path) -> None:
 def test_a_stateful_signature_is_refused(tmp_path: Path) -> None:
   with pytest.raises(
     ValueError,
-    match="'serving_default' keeps a state between calls, so its rows are not independent",
+    match="signature = 'serving_default': it keeps a state between calls, so its rows are not",
   ):
     contract.read(manifest(tmp_path / "m", inputs={"x": "f32[b]"}, stateful=True))
 

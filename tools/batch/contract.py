@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jax2tf.converters.bundle import manifest, paths, publish, rows
 from jax2tf.converters.bundle.notation import Spec
+from jax2tf.messages import Argument, ArgumentError
 
 # Inputs that mark valid elements by 1. Others, such as `key_padding_mask`, may mean the opposite.
 _MASKS = ("mask", "attention_mask")
@@ -68,9 +69,11 @@ def read(model: str | Path, signature: str = "serving_default", mask: str = "") 
   directory = publish.saved_model_in(paths.local(model, "model"))
   recorded = manifest.read(directory)
   if signature not in recorded.signatures:
-    raise ValueError(
-      f"{directory} has no signature {signature!r}; it has "
-      f"{', '.join(map(repr, sorted(recorded.signatures)))}"
+    raise ArgumentError(
+      "signature",
+      signature,
+      problem=f"{directory} has no such signature",
+      advice=f"choose from {', '.join(sorted(recorded.signatures))}",
     )
   record = recorded.signatures[signature]
   return _contract(directory, signature, record, recorded.constraints, mask)
@@ -85,12 +88,18 @@ def columns(
     ValueError: there is no such input.
   """
   if unknown := by_input.keys() - contract.inputs.keys():
-    raise ValueError(
-      f"--column names {min(unknown)!r}, and the inputs are {', '.join(map(repr, contract.inputs))}"
+    name = min(unknown)
+    raise ArgumentError(
+      Argument("columns", list(by_input[name]), key=name),
+      problem="there is no such input",
+      advice=f"choose from {', '.join(contract.inputs)}",
     )
   if fixed := by_input.keys() & contract.defaults:
-    raise ValueError(
-      f"--column names {min(fixed)!r}, which has no batch dimension and keeps its default"
+    name = min(fixed)
+    raise ArgumentError(
+      Argument("columns", list(by_input[name]), key=name),
+      problem="the input has no batch dimension and keeps its default",
+      advice="leave it out",
     )
   return {
     name: tuple(by_input.get(name, (name,)))
@@ -106,8 +115,11 @@ def wanted(contract: Contract, outputs: Sequence[str]) -> list[str]:
     ValueError: there is no such output.
   """
   if unknown := [name for name in outputs if name not in contract.outputs]:
-    raise ValueError(
-      f"--output names {unknown[0]!r}, and the outputs are {', '.join(map(repr, contract.outputs))}"
+    raise ArgumentError(
+      "outputs",
+      list(outputs),
+      problem=f"there is no output {unknown[0]!r}",
+      advice=f"choose from {', '.join(contract.outputs)}",
     )
   return list(outputs or contract.outputs)
 
@@ -120,9 +132,11 @@ def _contract(
   mask: str,
 ) -> Contract:
   if record.stateful or record.resets:
-    raise ValueError(
-      f"signature {signature!r} keeps a state between calls, so its rows are not independent; "
-      "name another one"
+    raise ArgumentError(
+      "signature",
+      signature,
+      problem="it keeps a state between calls, so its rows are not independent",
+      advice="name another one",
     )
   specs_in = {name: Spec.parse(text) for name, text in record.inputs.items()}
   specs_out = {name: Spec.parse(text) for name, text in record.outputs.items()}
@@ -140,13 +154,16 @@ def _contract(
   }
   known_outputs = {name: dims for name, dims in outputs.items() if dims[:1] != ("?",)}
   if fault := rows.fault(known, known_outputs, constraints):
-    raise ValueError(
-      f'signature {signature!r} takes no rows: {fault}; save it with inputs such as "f32[b,784]"'
+    raise ArgumentError(
+      "signature",
+      signature,
+      problem=f"it takes no rows: {fault}",
+      advice='save it with inputs such as "f32[b,784]"',
     )
   mask_option = mask if mask != NO_MASK else ""
   if mask_option and mask_option not in inputs:
-    raise ValueError(
-      f"--mask names {mask_option!r}, and the inputs are {', '.join(map(repr, inputs))}"
+    raise ArgumentError(
+      "mask", mask, problem="there is no such input", advice=f"choose from {', '.join(inputs)}"
     )
   symbol = next((dims[0] for dims in (*known.values(), *known_outputs.values())), "")
   inner = {name: dims if name in defaults else dims[1:] for name, dims in inputs.items()}
@@ -154,9 +171,11 @@ def _contract(
   chosen = mask_option or next((name for name in _MASKS if name in inner and mask != NO_MASK), "")
   padded = _padded(inner, rest, chosen, constraints)
   if mask_option and not padded:
-    raise ValueError(
-      f"--mask={mask_option}: its rows must have one dimension, shared with another input, to "
-      "which every output can be trimmed, and no constraint but an upper bound"
+    raise ArgumentError(
+      "mask",
+      mask,
+      problem="its rows must have one dimension, shared with another input, to which every output "
+      "can be trimmed, and no constraint but an upper bound",
     )
   bound = rows.bound(symbol, constraints) if symbol else None
   row_bytes = sum(map(_bytes, (*specs_in.values(), *specs_out.values())))
