@@ -290,23 +290,16 @@ def _events(
   damaged = itertools.cycle(
     ("saved_model.pb", "variables/variables.data-00000-of-00001", "variables/variables.index")
   )
-  named = {
-    "replicas killed": kill,
-    "versions replaced": replace,
-    "models added": add,
-    "models removed": remove,
-  }
-  order = (
-    "models added",
-    "versions replaced",
-    corrupt,
-    damage,
-    "replicas killed",
-    "versions replaced",
-    "models removed",
-  )
   yield from itertools.cycle(
-    (each, named[each]) if isinstance(each, str) else ("", each) for each in order
+    [
+      ("models added", add),
+      ("versions replaced", replace),
+      ("", corrupt),  # these two count their models
+      ("", damage),
+      ("replicas killed", kill),
+      ("versions replaced", replace),
+      ("models removed", remove),
+    ]
   )
 
 
@@ -351,18 +344,13 @@ async def _run(
     weighing.cancel()
   soak.tally.seconds = time.monotonic() - begin
 
-  def most(column: int, begins: float, ends: float) -> float:
-    return round(
-      max(
-        (row[column] for row in memory if begins * seconds <= row[0] < ends * seconds), default=0.0
-      )
-    )
-
-  thirds = ((0.0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 2.0))
-  return {
-    "the largest replica MB by thirds": [most(1, *third) for third in thirds],
-    "all processes MB by thirds": [most(2, *third) for third in thirds],
-  }
+  thirds: dict[str, list[float]] = {"the largest replica MB": [], "all processes MB": []}
+  for third in range(3):
+    # the last one has what came after the end of the time, too
+    of_third = [sizes for when, *sizes in memory if min(int(3 * when / seconds), 2) == third]
+    for name, sizes in zip(thirds, zip(*of_third, strict=True), strict=False):
+      thirds[name].append(round(max(sizes)))
+  return {f"{name} by thirds": sizes for name, sizes in thirds.items()}
 
 
 def measure(folder: pathlib.Path, share: float) -> tuple[dict[str, Any], list[str]]:
