@@ -103,14 +103,14 @@ def _dims(text: str) -> tuple[int | str, ...] | None:
   """b, max(a, 2) -> ("b", "max(a, 2)"). Commas inside parentheses do not separate dimensions."""
   if text.strip() == "...":
     return None
-  found, depth = [""], 0
+  parts, depth = [""], 0
   for letter in text:
     depth += {"(": 1, ")": -1}.get(letter, 0)
     if letter == "," and not depth:
-      found.append("")
+      parts.append("")
     else:
-      found[-1] += letter
-  dims = [dim.strip() for dim in found]
+      parts[-1] += letter
+  dims = [dim.strip() for dim in parts]
   if not dims[-1]:  # no dimensions, or a trailing comma
     dims.pop()
   if not all(dims):

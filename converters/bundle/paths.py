@@ -163,9 +163,9 @@ def of(path: Given, argument: str = "path") -> Path:
     raise ArgumentError(
       argument, text, problem="it names no host or bucket", advice=f"write {scheme}://NAME/folder"
     )
-  found = Address(text)
-  found.exists()  # raises where nothing answers, before any work
-  return cast(Path, found)
+  address = Address(text)
+  address.exists()  # raises where nothing answers, before any work
+  return cast(Path, address)
 
 
 def local(path: Given, argument: str = "path") -> Path:
@@ -206,16 +206,16 @@ def opened(path: Given, argument: str = "path") -> Iterator[Path]:
     IsADirectoryError: it is a folder.
     ValueError, OSError: as `of`.
   """
-  place = of(path, argument)
-  if place.is_dir():
+  source = of(path, argument)
+  if source.is_dir():
     raise IsADirectoryError(
-      Message(Argument(argument, str(place)), problem="it is a folder", advice="name a file")
+      Message(Argument(argument, str(source)), problem="it is a folder", advice="name a file")
     )
-  if not place.exists():
+  if not source.exists():
     raise FileNotFoundError(
-      Message(Argument(argument, str(place)), problem="there is no such file")
+      Message(Argument(argument, str(source)), problem="there is no such file")
     )
-  with fetched(place) as file:
+  with fetched(source) as file:
     yield file
 
 
@@ -225,9 +225,9 @@ def _tensorflow() -> Any:
   return tensorflow
 
 
-def _gfile(name: str, *places: PurePath, **options: Any) -> Any:
-  with _reported(places[0]):
-    return getattr(_tensorflow().io.gfile, name)(*map(str, places), **options)
+def _gfile(name: str, *addresses: PurePath, **options: Any) -> Any:
+  with _reported(addresses[0]):
+    return getattr(_tensorflow().io.gfile, name)(*map(str, addresses), **options)
 
 
 def _copy(written: Path, target: Address) -> None:
@@ -241,11 +241,11 @@ def _copy(written: Path, target: Address) -> None:
 
 
 @contextlib.contextmanager
-def _reported(place: PurePath) -> Iterator[None]:
+def _reported(address: PurePath) -> Iterator[None]:
   """Raises OSError in place of TensorFlow's errors."""
   try:
     yield
   except _tensorflow().errors.OpError as error:
     raise OSError(
-      f"{place}: its file system does not answer as it should ({' '.join(error.message.split())})"
+      f"{address}: its file system does not answer as it should ({' '.join(error.message.split())})"
     ) from error

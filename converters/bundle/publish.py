@@ -256,7 +256,7 @@ def check_writable(folder: Path) -> None:
   if isinstance(folder, paths.Address):
     folder.check_writable()
     return
-  there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+  there = next(existing for existing in (folder, *folder.absolute().parents) if existing.exists())
   try:
     # access(2) answers yes for the superuser even where writes fail
     with tempfile.TemporaryDirectory(prefix=".writable-", dir=there):

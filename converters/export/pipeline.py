@@ -218,10 +218,10 @@ def single(
   fails."""
   subject = plan.Subject(signature, manifest.SignatureRecord({}, {}), lambda: None, [])
   arrays = {name: np.asarray(x) for name, x in inputs.items()}
-  (found,) = answer([plan.Run(subject, {}, "given", arrays, False)])
-  if found["error"]:
-    raise RuntimeError(found["error"])
-  return found["outputs"]
+  (answer_of_run,) = answer([plan.Run(subject, {}, "given", arrays, False)])
+  if answer_of_run["error"]:
+    raise RuntimeError(answer_of_run["error"])
+  return answer_of_run["outputs"]
 
 
 def _size(path: Path) -> int:

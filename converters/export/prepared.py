@@ -50,8 +50,8 @@ def _replayed(
   def function(*args: Any, **kwargs: Any) -> Any:
     tensors = [x for x in tf.nest.flatten((args, kwargs)) if isinstance(x, tf.Tensor)]
     results, _ = replay.replayed(concrete, tensors, replacements, held, {})
-    places = iter(finish(result) for result in results)
-    return tf.nest.map_structure(lambda x: None if x is None else next(places), structure)
+    finished = iter(finish(result) for result in results)
+    return tf.nest.map_structure(lambda x: None if x is None else next(finished), structure)
 
   return tf.function(function, autograph=False).get_concrete_function(*args, **kwargs)
 

@@ -34,12 +34,12 @@ class Rows:
     depth = indices.shape[-1]
     shape, indices = tf.cast(shape, tf.int32), tf.cast(indices, tf.int32)
     sizes, inner = shape[:depth], shape[depth:]
-    places = tf.reduce_prod(sizes)
+    n_places = tf.reduce_prod(sizes)
     inside = tf.reduce_all((indices >= tf.constant(0)) & (indices < sizes), -1)
     numbers = tf.reshape(
-      tf.where(inside, tf.reduce_sum(indices * _steps(shape, depth), -1), places), [-1]
+      tf.where(inside, tf.reduce_sum(indices * _steps(shape, depth), -1), n_places), [-1]
     )
-    return cls(shape, places, inner, numbers, tf.reshape(updates, tf.concat([[-1], inner], 0)))
+    return cls(shape, n_places, inner, numbers, tf.reshape(updates, tf.concat([[-1], inner], 0)))
 
   @property
   def vectors(self) -> tf.Tensor:

@@ -109,9 +109,9 @@ class Signature:
 
   def refuse(self, target: str, runtime: str, ops: Mapping[str, str]) -> ExportError:
     """The error for ops {type: why}, with the source lines that use them."""
-    found = [use for use in self.uses if use.op in ops]
-    unknown = [op for op in ops if op not in {use.op for use in found}]
-    found += [
+    refused = [use for use in self.uses if use.op in ops]
+    unknown = [op for op in ops if op not in {use.op for use in refused}]
+    refused += [
       survey.Use(
         op,
         "?",
@@ -123,7 +123,7 @@ class Signature:
     return ExportError(
       target,
       f"{runtime} cannot take signature {self.name!r}{f' ({why})' if why else ''}, which needs",
-      found,
+      refused,
       ops,
     )
 
@@ -182,35 +182,37 @@ class Source:
           advice="leave it out",
         )
       _check_idioms(idioms, model.idioms, "this builder")
-      found = _of_builder(model, _chosen(model.records, signatures))
-      return cls(_warned(found), model.polymorphic_constraints, "the model", model.idioms)
-    place = publish.saved_model_in(paths.of(model, "model"), "model")
+      signatures_of_model = _of_builder(model, _chosen(model.records, signatures))
+      return cls(
+        _warned(signatures_of_model), model.polymorphic_constraints, "the model", model.idioms
+      )
+    saved = publish.saved_model_in(paths.of(model, "model"), "model")
     with contextlib.ExitStack() as stack:
-      directory = stack.enter_context(paths.fetched(place))
+      directory = stack.enter_context(paths.fetched(saved))
       record = manifest.read(directory)
-      _check_idioms(idioms, record.idioms, str(place))
+      _check_idioms(idioms, record.idioms, str(saved))
       chosen = _chosen(record.signatures, signatures)
       functions = _functions(reference, chosen)
       loaded = tf.saved_model.load(str(directory))
       weakref.finalize(loaded, stack.pop_all().close)  # the model may read its assets later
-    found = {
+    signatures_of_model = {
       name: _of_loaded(loaded, name, one, functions.get(name), params)
       for name, one in chosen.items()
     }
-    return cls(_warned(found), record.constraints, str(place), record.idioms)
+    return cls(_warned(signatures_of_model), record.constraints, str(saved), record.idioms)
 
   def refuse_writers(self, target: str, runtime: str, has_state: bool = False) -> None:
     """Raises ExportError for a signature that writes variables, whose values the file would lose. A
     target may support a state."""
     for name, signature in self.signatures.items():
       if not (has_state and signature.state) and (
-        found := graphs.writers(signature.function.graph.as_graph_def())
+        writers := graphs.writers(signature.function.graph.as_graph_def())
       ):
         raise ExportError(
           target,
           Message(
             problem=Text(
-              runtime, f" cannot keep what signature {name!r} writes ({', '.join(found)})"
+              runtime, f" cannot keep what signature {name!r} writes ({', '.join(writers)})"
             ),
             advice=Text(
               Aside("choose others with ", Argument("signatures"), ", or "),
@@ -247,15 +249,17 @@ class Source:
     return self._planned[key]
 
   def _plan(self, options: plan.Comparison) -> list[plan.Run]:
-    given = dict(options.examples or {})
-    for name in given:
+    examples = dict(options.examples or {})
+    for name in examples:
       if not any(name in one.record.inputs for one in self.signatures.values()):
         taken = [name for one in self.signatures.values() for name in one.record.inputs]
         raise ArgumentError(
           Argument("examples", key=name),
           problem=f"the signatures take no such input, only {', '.join(taken)}",
         )
-    return plan.plan(self.subjects(), self.constraints, options.sizes or {}, options.samples, given)
+    return plan.plan(
+      self.subjects(), self.constraints, options.sizes or {}, options.samples, examples
+    )
 
   def compared(
     self,
@@ -279,19 +283,21 @@ class Source:
     """
     with stages.stage(f"compare in {runtime}"):
       if (key := options.key()) not in self._asked:
-        asked = self.runs(options)
+        requested = self.runs(options)
         initial = next((s.state.stored() for s in self.signatures.values() if s.state), ())
-        answers = compare.reference_answers(asked, (), initial)
-        self._asked[key] = asked, [*progress.over(answers, f"compare {target}", len(asked))]
+        answers = compare.reference_answers(requested, (), initial)
+        self._asked[key] = requested, [*progress.over(answers, f"compare {target}", len(requested))]
       runs, expected = self._asked[key]
-      found = answer([replace(run, timed=run.timed and timed) for run in runs])
+      answered = answer([replace(run, timed=run.timed and timed) for run in runs])
       rows = tuple(
-        compare.rows(runs, found, expected, options.rtol, options.atol, noted=(SUBNORMAL, HOSTILE))
+        compare.rows(
+          runs, answered, expected, options.rtol, options.atol, noted=(SUBNORMAL, HOSTILE)
+        )
       )
     report = Report(
       f"{self.label} in {runtime}",
       rows,
-      compare.latencies(runs, found, expected),
+      compare.latencies(runs, answered, expected),
       {},
       {"jax": jax.__version__, **versions},
     )
@@ -333,29 +339,29 @@ def _of_loaded(
   return Signature(name, record, function, against, None, loaded)
 
 
-def _check_idioms(asked: str | None, made: str, what: str) -> None:
-  if asked is not None and fused.names_of(asked) != fused.names_of(made):
+def _check_idioms(requested: str | None, converted_with: str, what: str) -> None:
+  if requested is not None and fused.names_of(requested) != fused.names_of(converted_with):
     raise ArgumentError(
       "idioms",
-      asked,
-      problem=f"{what} was made with {made!r}",
-      advice=f"omit it, or create a Model(params, idioms={asked!r})",
+      requested,
+      problem=f"{what} was made with {converted_with!r}",
+      advice=f"omit it, or create a Model(params, idioms={requested!r})",
     )
 
 
 def _chosen(
-  records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[str] | None
+  records: Mapping[str, manifest.SignatureRecord], names: Sequence[str] | None
 ) -> dict[str, manifest.SignatureRecord]:
-  kinds.check_names("signatures", wanted)
-  if unknown := [name for name in wanted or () if name not in records]:
+  kinds.check_names("signatures", names)
+  if unknown := [name for name in names or () if name not in records]:
     raise ArgumentError(
       "signatures",
-      list(wanted or ()),
+      list(names or ()),
       problem=f"the model has no {unknown[0]!r}",
       advice=f"choose from {', '.join(records)}",
     )
-  if wanted is not None:
-    return {name: records[name] for name in wanted}
+  if names is not None:
+    return {name: records[name] for name in names}
   first: dict[str, str] = {}
   for name, record in records.items():
     # records of different processors may be equal
@@ -367,11 +373,11 @@ def _chosen(
 def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
   """The signatures. Warns once of all prints and checks, which the replay leaves out."""
   definitions = [one.function.graph.as_graph_def() for one in signatures.values()]
-  if found := dict.fromkeys(
+  if warned := dict.fromkeys(
     callback for definition in definitions for callback in callbacks.callbacks_in(definition)
   ):
-    callbacks.refuse(found)
-    lines = "".join(f"\n  {callback}" for callback in found)
+    callbacks.refuse(warned)
+    lines = "".join(f"\n  {callback}" for callback in warned)
     warn_user(f"the export omits prints and checks, which only TensorFlow can run:{lines}")
   return signatures
 
@@ -380,9 +386,9 @@ def _unchecked(fun: Callable[..., Any], function: Any) -> Callable[..., Any]:
   """The JAX function, without its checks if the graph `function` has any, because jax.jit refuses
   checks."""
   checks = [
-    found
-    for found in callbacks.callbacks_in(function.graph.as_graph_def())
-    if found.what == "check"
+    callback
+    for callback in callbacks.callbacks_in(function.graph.as_graph_def())
+    if callback.what == "check"
   ]
   return (lambda *args: checkify.checkify(fun)(*args)[1]) if checks else fun
 
@@ -390,7 +396,7 @@ def _unchecked(fun: Callable[..., Any], function: Any) -> Callable[..., Any]:
 def _of_builder(
   model: Model, chosen: Mapping[str, manifest.SignatureRecord]
 ) -> dict[str, Signature]:
-  found = {}
+  signatures_of_model = {}
   params = jax.tree.map(jnp.asarray, model.values())
   specs = pytrees.Leaves.of(
     params, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(params)]
@@ -398,12 +404,14 @@ def _of_builder(
   for name, record in chosen.items():
     function, concrete = model.functions.get(name), model.signatures[name].get_concrete_function()
     if record.preprocessed or record.postprocessed:
-      found[name] = Signature(name, record, concrete, _tensorflow(model, name, record), None, model)
+      signatures_of_model[name] = Signature(
+        name, record, concrete, _tensorflow(model, name, record), None, model
+      )
       continue
     state = model.remembered if record.stateful else None
     if function is None:
       assert state  # a reset has no JAX function
-      found[name] = Signature(
+      signatures_of_model[name] = Signature(
         name, record, concrete, functools.partial(_reset, state.first()), None, model, state
       )
       continue
@@ -426,8 +434,8 @@ def _of_builder(
     before = [state.stored()] if state else []
     traced = fun, (specs, *before, *arguments.unflatten(arguments.avals))
     called = functools.partial(jax.jit(_unchecked(reference, concrete)), params)
-    found[name] = Signature(name, record, concrete, called, traced, model, state)
-  return found
+    signatures_of_model[name] = Signature(name, record, concrete, called, traced, model, state)
+  return signatures_of_model
 
 
 def _reset(initial: Sequence[Any], *_: Any) -> Any:
@@ -455,7 +463,7 @@ def _tensorflow(model: Any, name: str, record: manifest.SignatureRecord) -> Call
     try:
       return {n: y.numpy() for n, y in model.signatures[name](**tensors).items()}
     except tf.errors.InvalidArgumentError as error:
-      given = ", ".join(f"{n} {list(x.shape)}" for n, x in tensors.items())
+      shapes_given = ", ".join(f"{n} {list(x.shape)}" for n, x in tensors.items())
       lines = [line.strip() for line in error.message.splitlines()]
       reason = next(
         re.sub(r"\{\{.*?\}\} ", "", line)
@@ -464,7 +472,7 @@ def _tensorflow(model: Any, name: str, record: manifest.SignatureRecord) -> Call
       )
       raise ArgumentError(
         "sizes",
-        problem=f"signature {name!r} fails in TensorFlow with the inputs {given} ({reason})",
+        problem=f"signature {name!r} fails in TensorFlow with the inputs {shapes_given} ({reason})",
         advice=Text("give ones that it takes", Aside(", or such ", Argument("examples"))),
       ) from error
 

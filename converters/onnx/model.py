@@ -160,20 +160,20 @@ def _renamed(operand: str, names: Mapping[str, str]) -> str:
 
 
 def _refuse_dtypes(signature: Signature, definition: Any) -> None:
-  found: dict[str, str] = {}
+  refused: dict[str, str] = {}
   for node in graphs.nodes(definition):
     for value in node.attr.values():
       for dtype in (value.type, *value.list.type):
         if dtype in _DTYPES:
-          found[node.op] = (
+          refused[node.op] = (
             f"ONNX Runtime on a CPU computes nothing in {_DTYPES[dtype]}; convert to float32"
           )
   # ops that only move elements; other ops name the cause better
   for op in ("Placeholder", "Const", "Identity", "Cast"):
-    if len(found) > 1:
-      found.pop(op, None)
-  if found:
-    raise signature.refuse("onnx", RUNTIME, found)
+    if len(refused) > 1:
+      refused.pop(op, None)
+  if refused:
+    raise signature.refuse("onnx", RUNTIME, refused)
 
 
 def _by_tf2onnx(
@@ -256,9 +256,9 @@ def _joining() -> Iterator[None]:
 
 
 def _failure(signature: Signature, error: Exception, log: Sequence[logging.LogRecord]) -> str:
-  said = [record.getMessage().splitlines()[0] for record in log[-5:]]
+  logged = [record.getMessage().splitlines()[0] for record in log[-5:]]
   return "\n  ".join(
-    [f"tf2onnx fails on signature {signature.name!r}: {type(error).__name__}: {error}", *said]
+    [f"tf2onnx fails on signature {signature.name!r}: {type(error).__name__}: {error}", *logged]
   )
 
 
@@ -375,7 +375,7 @@ def lacking_kernels(model: Translated) -> dict[str, str]:
   options = quiet_options()
   options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
   inferred = onnx.shape_inference.infer_shapes(model.proto)
-  found: dict[str, str] = {}
+  lacking: dict[str, str] = {}
   tried: set[Any] = set()
 
   def visit(graph: Any, outer: Mapping[str, int]) -> None:
@@ -406,10 +406,10 @@ def lacking_kernels(model: Translated) -> dict[str, str]:
         )
       except Exception:
         dtype = onnx.TensorProto.DataType.Name(kinds[1]).lower()
-        found[model.asked_by(node)] = f"no kernel of {node.op_type} for {dtype}"
+        lacking[model.asked_by(node)] = f"no kernel of {node.op_type} for {dtype}"
 
   visit(inferred.graph, {})
-  return found
+  return lacking
 
 
 def quiet_options() -> Any:

@@ -77,9 +77,9 @@ class Onnx(Target[WrittenModel]):
     file = place / name
     parts: tuple[Path, ...] = ()
     if model.weights:
-      kept = [value for value in model.proto.graph.input if value.name not in model.weights]
+      remaining = [value for value in model.proto.graph.input if value.name not in model.weights]
       del model.proto.graph.input[:]
-      model.proto.graph.input.extend(kept)
+      model.proto.graph.input.extend(remaining)
       parts = (_write_weights(model, place, file.stem),)
     extra("onnx").save_model(model.proto, str(file))
     return WrittenModel(file, parts, oldest.ordinary, oldest.nan, model=model)
@@ -139,7 +139,7 @@ def data_files(path: Path) -> set[Path]:
       proto = extra("onnx").load_model(str(file), load_external_data=False)
   except extra("google.protobuf.message").DecodeError:
     return set()
-  found = {
+  locations = {
     entry.value
     for tensor in proto.graph.initializer
     for entry in tensor.external_data
@@ -147,7 +147,7 @@ def data_files(path: Path) -> set[Path]:
   }
   return {
     path.parent / name
-    for name in found
+    for name in locations
     if name.startswith(f"{path.stem}-") and name.endswith(".data")
   }
 
@@ -176,9 +176,9 @@ def answers(session: Any, runs: Sequence[plan.Run]) -> list[calls.Answer]:
     inputs = {name: bfloat16.as_held(np.asarray(x)) for name, x in run.inputs.items()}
     return lambda: dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
 
-  found = [calls.answered(functools.partial(prepared, run), run.timed) for run in runs]
-  for answer in found:
+  answered = [calls.answered(functools.partial(prepared, run), run.timed) for run in runs]
+  for answer in answered:
     answer["outputs"] |= {
       name: bfloat16.from_held(y) for name, y in answer["outputs"].items() if name in narrow
     }
-  return found
+  return answered

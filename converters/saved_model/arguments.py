@@ -213,23 +213,27 @@ def _check_case(names: Sequence[str]) -> None:
       )
 
 
-def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:
-  if _is_no_spec(given):
+def _aval(name: str, spec_or_array: Given, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:
+  if _is_no_spec(spec_or_array):
     raise ArgumentError(
-      Argument("inputs", given, key=name),
-      advice=f"write its dtype and shape as in {_suggested(given)!r}",
+      Argument("inputs", spec_or_array, key=name),
+      advice=f"write its dtype and shape as in {_suggested(spec_or_array)!r}",
     )
-  if not isinstance(given, str):
-    dtype = given.dtype.as_numpy_dtype if isinstance(given.dtype, tf.DType) else given.dtype
-    _check_dtype(name, dtype, given)
-    return jax.ShapeDtypeStruct(given.shape, dtype)
-  spec = Spec.parse(given, name)
-  _check_dtype(name, spec.dtype, given)
+  if not isinstance(spec_or_array, str):
+    dtype = (
+      spec_or_array.dtype.as_numpy_dtype
+      if isinstance(spec_or_array.dtype, tf.DType)
+      else spec_or_array.dtype
+    )
+    _check_dtype(name, dtype, spec_or_array)
+    return jax.ShapeDtypeStruct(spec_or_array.shape, dtype)
+  spec = Spec.parse(spec_or_array, name)
+  _check_dtype(name, spec.dtype, spec_or_array)
   if strange := [
     dim for dim in spec.dims or () if dim in ("None", "?") or re.fullmatch(r"-\d+", str(dim))
   ]:
     raise ArgumentError(
-      Argument("inputs", given, key=name),
+      Argument("inputs", spec_or_array, key=name),
       problem=f"{strange[0]} is not a size",
       advice="use a letter for a varying size, as in 'f32[b,784]'",
     )
@@ -238,12 +242,12 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
       "..." if spec.dims is None else ", ".join(map(str, spec.dims)), scope=scope
     )
   except ValueError as error:
-    raise ArgumentError(Argument("inputs", given, key=name), problem=str(error)) from error
+    raise ArgumentError(Argument("inputs", spec_or_array, key=name), problem=str(error)) from error
   return jax.ShapeDtypeStruct(shape, spec.dtype)
 
 
-def _check_dtype(name: str, dtype: Any, given: Given) -> None:
-  text = given if isinstance(given, str) else str(Spec.of(given))
+def _check_dtype(name: str, dtype: Any, spec_or_array: Given) -> None:
+  text = spec_or_array if isinstance(spec_or_array, str) else str(Spec.of(spec_or_array))
   if dtype == np.dtype(object):
     raise ArgumentError(
       Argument("inputs", text, key=name),
@@ -278,9 +282,9 @@ def _is_no_spec(x: Any) -> bool:
   return not (isinstance(x, tf.TensorSpec) and x.shape.is_fully_defined())
 
 
-def _suggested(given: Any) -> str:
+def _suggested(spec_or_array: Any) -> str:
   """A spec to suggest in the message: (None, 4) -> "f32[b,4]"."""
-  shape = getattr(given, "shape", given)
+  shape = getattr(spec_or_array, "shape", spec_or_array)
   sizes = tf.TensorShape(
     [d if isinstance(d, int) else None for d in shape] if isinstance(shape, tuple | list) else None
   )
@@ -288,21 +292,23 @@ def _suggested(given: Any) -> str:
   if sizes.rank is None:
     return "f32[b,784]"
   letters = iter("bcdefghijklmnopq")
-  dtype = np.dtype(given.dtype.as_numpy_dtype if isinstance(given, tf.TensorSpec) else np.float32)
+  dtype = np.dtype(
+    spec_or_array.dtype.as_numpy_dtype if isinstance(spec_or_array, tf.TensorSpec) else np.float32
+  )
   return str(Spec(dtype, tuple(next(letters) if d is None else d for d in sizes)))
 
 
 def tensor_specs(inputs: Mapping[str, Given], argument: str) -> dict[str, tf.TensorSpec]:
   """Specs of the inputs that an argument has, for TensorFlow functions, including "string[b]".
   Dimensions that are not numbers become None."""
-  found = {}
-  for name, given in inputs.items():
+  specs = {}
+  for name, spec_or_array in inputs.items():
     check_name(name)
-    if isinstance(given, str):
-      found[name] = tensor_spec(Spec.parse(given, name, argument), name)
+    if isinstance(spec_or_array, str):
+      specs[name] = tensor_spec(Spec.parse(spec_or_array, name, argument), name)
     else:
-      found[name] = tf.TensorSpec(given.shape, given.dtype, name)
-  return found
+      specs[name] = tf.TensorSpec(spec_or_array.shape, spec_or_array.dtype, name)
+  return specs
 
 
 def tensor_spec(spec: Spec, name: str) -> tf.TensorSpec:
@@ -345,25 +351,27 @@ def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None)
     ValueError: the number of names is wrong, a name is used twice, or `outputs` renames an unknown
       output.
   """
-  found = [re.sub(r"\W", "_", name) for name in leaf_names(result, "_")]
-  found = [f"output_{name}" if name[:1].isdigit() else name or "output" for name in found]
+  names_of_leaves = [re.sub(r"\W", "_", name) for name in leaf_names(result, "_")]
+  names_of_leaves = [
+    f"output_{name}" if name[:1].isdigit() else name or "output" for name in names_of_leaves
+  ]
   if isinstance(outputs, Mapping):
-    if unknown := outputs.keys() - set(found):
+    if unknown := outputs.keys() - set(names_of_leaves):
       raise ArgumentError(
         "outputs",
         dict(outputs),
         problem=f"there is no result {', '.join(sorted(unknown))} to rename",
-        advice=f"choose from {', '.join(found)}",
+        advice=f"choose from {', '.join(names_of_leaves)}",
       )
-    names = [outputs.get(name, name) for name in found]
+    names = [outputs.get(name, name) for name in names_of_leaves]
   else:
-    names = list(outputs) if outputs is not None else found
-  if len(names) != len(found):
+    names = list(outputs) if outputs is not None else names_of_leaves
+  if len(names) != len(names_of_leaves):
     raise ArgumentError(
       "outputs",
       names,
-      problem=f"{len(names)} names for {len(found)} results",
-      advice=f"name each of: {', '.join(found)}",
+      problem=f"{len(names)} names for {len(names_of_leaves)} results",
+      advice=f"name each of: {', '.join(names_of_leaves)}",
     )
   if len(set(names)) != len(names):
     raise ArgumentError(

@@ -215,10 +215,10 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
       raw_inputs, preprocess, postprocess, pass_through, defaults, batching, examples
     )
     owner = signature.Owner(self._layout.value, self.variables, state, *self._options.value)
-    made = signature.made(owner, fun, inputs, outputs, input_names or {}, around, names[0])
+    new_signature = signature.made(owner, fun, inputs, outputs, input_names or {}, around, names[0])
     # Up to here the model is unchanged, and from here on nothing fails: a function that is refused
     # leaves nothing behind.
-    self._keep(made, names, method, resources)
+    self._keep(new_signature, names, method, resources)
     return self
 
   def _checked_names(self, signatures: str | Iterable[str], method: str | None) -> list[str]:
@@ -242,20 +242,24 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
     return names
 
   def _keep(
-    self, made: signature.Made, names: Sequence[str], method: str | None, resources: Sequence[Any]
+    self,
+    new_signature: signature.Made,
+    names: Sequence[str],
+    method: str | None,
+    resources: Sequence[Any],
   ) -> None:
     known = {v.ref() for v in (*self.variables, *self.captured_variables, *self.state_variables)}
-    captured = [v for v in made.variables if v.ref() not in known]
+    captured = [v for v in new_signature.variables if v.ref() not in known]
     self.captured_variables += captured
     self.trainable_variables += [v for v in captured if v.trainable]
     self._resources += [x for x in resources if isinstance(x, tf.__internal__.tracking.Trackable)]
     if not self._functions.value:
-      self.__call__ = made.call
+      self.__call__ = new_signature.call
     if method:
-      setattr(self, method, made.call)
-    self._records.value.update(dict.fromkeys(names, made.record))
-    self._signatures.value.update(dict.fromkeys(names, made.signature))
-    self._functions.value.update(dict.fromkeys(names, made.added))
+      setattr(self, method, new_signature.call)
+    self._records.value.update(dict.fromkeys(names, new_signature.record))
+    self._signatures.value.update(dict.fromkeys(names, new_signature.signature))
+    self._functions.value.update(dict.fromkeys(names, new_signature.added))
 
   def _checked_state(self, batching: Batching | None) -> State:
     if self._state is None:

@@ -65,24 +65,24 @@ class Domain:
     )
 
   def assignments(
-    self, wanted: Mapping[str, Sequence[int]], inputs: Examples
+    self, sizes_of: Mapping[str, Sequence[int]], inputs: Examples
   ) -> list[dict[str, int]]:
     """Combinations of sizes that use each wanted size, and several sizes of the other variables."""
-    wanted = {
-      name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all
+    sizes_of = {
+      name: sizes for name, sizes in self._fixed(sizes_of, inputs).items() if name in self._all
     }
     if not self._all:
       return [{}]
     if bad := [
       name
-      for name, sizes in wanted.items()
+      for name, sizes in sizes_of.items()
       if not sizes or not all(isinstance(s, int) and s >= 1 for s in sizes)
     ]:
       raise ArgumentError(
-        Argument("sizes", wanted[bad[0]], key=bad[0]), advice="give one or more positive integers"
+        Argument("sizes", sizes_of[bad[0]], key=bad[0]), advice="give one or more positive integers"
       )
     pools = [
-      list(wanted.get(name) or itertools.islice(self._feasible(name), len(_SIZES)))
+      list(sizes_of.get(name) or itertools.islice(self._feasible(name), len(_SIZES)))
       for name in self._all
     ]
     pairs = {(name, size) for name, pool in zip(self._all, pools, strict=True) for size in pool}
@@ -102,7 +102,7 @@ class Domain:
       chosen.append(sizes)
       seen |= set(sizes.items())
     conditions = ", ".join(self._constraints)
-    if lost := sorted({(name, size) for name, sizes in wanted.items() for size in sizes} - seen):
+    if lost := sorted({(name, size) for name, sizes in sizes_of.items() for size in sizes} - seen):
       name, size = lost[0]
       raise ArgumentError(
         Argument("sizes", size, key=name),
@@ -118,17 +118,17 @@ class Domain:
       )
     return chosen
 
-  def few(self, wanted: Mapping[str, Sequence[int]], inputs: Examples) -> list[dict[str, int]]:
+  def few(self, sizes_of: Mapping[str, Sequence[int]], inputs: Examples) -> list[dict[str, int]]:
     """As `assignments`, but with one size of each variable that is not wanted: 3, if the
     constraints allow it."""
     fixed = {
-      name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all
+      name: sizes for name, sizes in self._fixed(sizes_of, inputs).items() if name in self._all
     }
     try:
       return self.assignments({name: [draws.UNKNOWN] for name in self._all} | fixed, inputs)
     except ValueError:
-      found = self.assignments(fixed, inputs)
-      return found if fixed else found[:1]
+      chosen = self.assignments(fixed, inputs)
+      return chosen if fixed else chosen[:1]
 
   def _feasible(self, name: str) -> Iterator[int]:
     """Sizes that satisfy the constraints on this variable alone, the usual sizes first."""
@@ -170,10 +170,10 @@ class Domain:
         yield {name: int(rng.choice(sizes)) for name, sizes in zip(self._all, wider, strict=True)}
 
   def _fixed(
-    self, wanted: Mapping[str, Sequence[int]], inputs: Examples
+    self, sizes_of: Mapping[str, Sequence[int]], inputs: Examples
   ) -> dict[str, Sequence[int]]:
     """The sizes that the caller requests, and those of the caller's arrays."""
-    fixed = dict(wanted)
+    fixed = dict(sizes_of)
     for name, aval in self.avals.items():
       if name in inputs and not callable(inputs[name]):
         shape = np.shape(inputs[name])

@@ -52,21 +52,21 @@ def draw(
   if specials and array.size:
     rows = array.reshape(shape[0], -1) if array.ndim > 1 else array.reshape(-1, 1)
     for i in range(math.ceil(len(rows) / 2)):
-      places = rng.random(rows.shape[1]) < 0.2
-      places[rng.integers(rows.shape[1])] = True
-      rows[i, places] = np.array(specials[(i + sample) % len(specials)]).astype(dtype)
+      is_special = rng.random(rows.shape[1]) < 0.2
+      is_special[rng.integers(rows.shape[1])] = True
+      rows[i, is_special] = np.array(specials[(i + sample) % len(specials)]).astype(dtype)
   return array
 
 
 def checked(
-  name: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]
+  name: str, example: Any, rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> np.ndarray:
   """The array that the caller gives for an input.
 
   Raises:
     ValueError: it has another shape or dtype.
   """
-  array = np.asarray(given(rng, shape, dtype) if callable(given) else given)
+  array = np.asarray(example(rng, shape, dtype) if callable(example) else example)
   if array.dtype.kind in "iu" and dtype.kind in "iu" and np.array_equal(array.astype(dtype), array):
     # NumPy makes int64 of Python's integers, and of those that it draws
     array = array.astype(dtype)
@@ -87,14 +87,14 @@ def countable(text: str) -> str:
 
 
 def tensor(
-  name: str, text: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...] | None = None
+  name: str, text: str, example: Any, rng: np.random.Generator, shape: tuple[int, ...] | None = None
 ) -> np.ndarray:
   """An input of TensorFlow functions, "string[?,2]": the caller's, or an arbitrary one if it is
   passed through."""
   spec = Spec.parse(text)
-  if given is not None:
+  if example is not None:
     array = as_numpy(
-      given(rng, shape or spec.sizes or (), spec.dtype) if callable(given) else given
+      example(rng, shape or spec.sizes or (), spec.dtype) if callable(example) else example
     )
     if array.dtype != spec.dtype:
       raise ArgumentError(

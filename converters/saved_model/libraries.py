@@ -58,13 +58,13 @@ def nnx(
   # a recurrent cell draws a key for its zeros
   drawn = set() if training else _paths_of(flax_nnx, variables, flax_nnx.RngState)
   method = _method(model, call)
-  given = _given(method, training, arguments)
+  keywords = _given(method, training, arguments)
 
   def whole(tree: Any, *inputs: Any) -> Any:
     now = tree_util.tree_map(lambda x: x, variables)
     flax_nnx.replace_by_pure_dict(now, tree)
     merged = flax_nnx.merge(graph, now)
-    outputs = getattr(merged, call)(*inputs, **given)
+    outputs = getattr(merged, call)(*inputs, **keywords)
     return _like(tree, flax_nnx.to_pure_dict(flax_nnx.state(merged))), outputs
 
   tree = flax_nnx.to_pure_dict(variables)
@@ -73,7 +73,7 @@ def nnx(
     whole,
     tree,
     trainable.__contains__,
-    _takes(method, given),
+    _takes(method, keywords),
     drawn.__contains__,
   )
 
@@ -102,13 +102,13 @@ def linen(
   may_change = [name for name in collections if name != "params"] if training else []
   may_change = may_change if mutable is None else list(mutable)
   bound, method = _method(module, call), getattr(type(module), call)
-  given = _given(bound, training, arguments)
+  keywords = _given(bound, training, arguments)
 
   def whole(tree: Any, *inputs: Any) -> Any:
     now = dict(tree)
     after, used = _split(now.pop("rngs", {}))
     outputs = module.apply(
-      now, *inputs, rngs=used or None, mutable=may_change or False, method=method, **given
+      now, *inputs, rngs=used or None, mutable=may_change or False, method=method, **keywords
     )
     outputs, changed = outputs if may_change else (outputs, {})
     return _like(tree, now | dict(changed) | {"rngs": after}), outputs
@@ -119,7 +119,7 @@ def linen(
     whole,
     tree,
     lambda path: path.startswith("params/"),
-    _takes(bound, given),
+    _takes(bound, keywords),
   )
 
 
@@ -136,15 +136,15 @@ def haiku(
   hk = _checked("haiku", transformed)
   with_state = isinstance(transformed, hk.TransformedWithState)
   if with_state == (state is None):
-    asked = (
+    key_option = (
       "the state that its init gives beside the parameters"
       if with_state
       else "no state; hk.transform_with_state makes one that has"
     )
     raise ArgumentTypeError(
-      _choice("haiku"), problem=f"this {type(transformed).__name__} takes {asked}"
+      _choice("haiku"), problem=f"this {type(transformed).__name__} takes {key_option}"
     )
-  given = _given(transformed.apply, training, arguments)
+  keywords = _given(transformed.apply, training, arguments)
   # `init` takes a key and the inputs, `apply` the parameters, the state, the key (not after
   # hk.without_apply_rng) and the inputs.
   takes = {
@@ -164,9 +164,9 @@ def haiku(
     key = [used.get("rng")] * with_key
     if not with_state:
       return {"params": tree["params"], **after}, transformed.apply(
-        tree["params"], *key, *inputs, **given
+        tree["params"], *key, *inputs, **keywords
       )
-    outputs, changed = transformed.apply(tree["params"], tree["state"], *key, *inputs, **given)
+    outputs, changed = transformed.apply(tree["params"], tree["state"], *key, *inputs, **keywords)
     return {"params": tree["params"], "state": changed, **after}, outputs
 
   tree = {
@@ -179,7 +179,7 @@ def haiku(
     whole,
     tree,
     lambda path: path.startswith("params/"),
-    _takes(transformed.apply, given)[1 + with_state + with_key :],
+    _takes(transformed.apply, keywords)[1 + with_state + with_key :],
   )
 
 
@@ -198,14 +198,14 @@ def equinox(
   model = eqx.nn.inference_mode(model, value=not training)
   arrays, static = eqx.partition(model, lambda x: isinstance(x, jax.Array | np.ndarray))
   method = _method(model, call)
-  given = _given(method, training, arguments)
+  keywords = _given(method, training, arguments)
 
   def one(merged: Any, key: Any, remembered: Any, *inputs: Any) -> Any:
     keys = {} if key is None else {"key": key}
-    found = getattr(merged, call)(
-      *inputs, *([] if state is None else [remembered]), **keys, **given
+    result = getattr(merged, call)(
+      *inputs, *([] if state is None else [remembered]), **keys, **keywords
     )
-    return found if state is not None else (found, None)
+    return result if state is not None else (result, None)
 
   def whole(tree: Any, *inputs: Any) -> Any:
     after, used = _split({"rng": tree["rng"]} if "rng" in tree else {})
@@ -224,7 +224,7 @@ def equinox(
       **after,
     }, outputs
 
-  takes = [p for p in _takes(method, given) if p.name != "key"]
+  takes = [p for p in _takes(method, keywords) if p.name != "key"]
   tree = {
     "model": arrays,
     **({} if state is None else {"state": state}),
@@ -253,15 +253,15 @@ def library_of(model: Any) -> str | None:
 
 def _is_of(library: str, model: Any) -> bool:
   module, classes, *_ = _LIBRARIES[library]
-  found = importlib.import_module(module)
-  return isinstance(model, tuple(getattr(found, name) for name in classes))
+  imported = importlib.import_module(module)
+  return isinstance(model, tuple(getattr(imported, name) for name in classes))
 
 
 def _checked(library: str, model: Any) -> Any:
   """Imports the library, and checks that this is one of its models."""
   module, classes, package, _ = _LIBRARIES[library]
   try:
-    found = importlib.import_module(module)
+    imported = importlib.import_module(module)
   except ImportError as error:
     raise ImportError(
       f"a model of {module} needs {module.partition('.')[0]}: pip install {package}"
@@ -279,7 +279,7 @@ def _checked(library: str, model: Any) -> Any:
       problem=f"it takes a {module}.{classes[0]}, and this is {what}{of_other}",
       advice=Text("use ", _choice(other)) if other else "",
     )
-  return found
+  return imported
 
 
 def _choice(library: str) -> Argument:
@@ -288,7 +288,7 @@ def _choice(library: str) -> Argument:
 
 
 def _method(model: Any, call: str) -> Callable[..., Any]:
-  if not callable(found := getattr(model, call, None)):
+  if not callable(method := getattr(model, call, None)):
     known = [
       name
       for name, value in vars(type(model)).items()
@@ -297,7 +297,7 @@ def _method(model: Any, call: str) -> Callable[..., Any]:
     raise ValueError(
       f"call = {call!r}: {type(model).__name__} has no such method; it has {', '.join(known)}"
     )
-  return found
+  return method
 
 
 def _given(
@@ -312,12 +312,12 @@ def _given(
   return modes | dict(arguments or {})
 
 
-def _takes(call: Callable[..., Any], given: Mapping[str, Any]) -> list[inspect.Parameter]:
+def _takes(call: Callable[..., Any], keywords: Mapping[str, Any]) -> list[inspect.Parameter]:
   parameters = inspect.signature(call).parameters.values()
   return [
     p.replace(annotation=p.empty)
     for p in parameters
-    if p.name not in given and p.kind is not p.KEYWORD_ONLY
+    if p.name not in keywords and p.kind is not p.KEYWORD_ONLY
   ]
 
 

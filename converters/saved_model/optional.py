@@ -35,12 +35,12 @@ def named(
 
 
 def defaults(
-  given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], arguments: Arguments
+  values: Mapping[str, Any], specs: dict[str, tf.TensorSpec], arguments: Arguments
 ) -> dict[str, tf.Tensor]:
   """The defaults as tensors of their specs. Moves these specs to the end, because Python's optional
   arguments come last."""
-  found = {}
-  for name, value in given.items():
+  default_tensors = {}
+  for name, value in values.items():
     if name not in specs:
       raise ArgumentError(
         Argument("defaults", value, key=name), problem=f"the inputs are {', '.join(specs)}"
@@ -55,23 +55,25 @@ def defaults(
         Argument("defaults", key=name),
         problem=f"it has the shape {tuple(tensor.shape)}, and {Spec.of(aval)} needs {tuple(sizes)}",
       )
-    found[name] = tensor
+    default_tensors[name] = tensor
     specs[name] = specs.pop(name)
-  return found
+  return default_tensors
 
 
-def repeated(name: str, given: Tensors, arguments: Arguments) -> tf.Tensor:
+def repeated(name: str, inputs: Tensors, arguments: Arguments) -> tf.Tensor:
   """Repeats an optional input along each symbolic dimension, to the size of the other inputs."""
   avals = dict(zip(arguments.names, arguments.avals, strict=True))
   if name not in avals:
-    return given[name]
-  sizes = list(tf.unstack(tf.shape(given[name]), num=len(avals[name].shape)))
+    return inputs[name]
+  sizes = list(tf.unstack(tf.shape(inputs[name]), num=len(avals[name].shape)))
   for axis, d in enumerate(avals[name].shape):
     if isinstance(d, int):
       continue
     other = next(
       (
-        (n, a.shape.index(d)) for n, a in avals.items() if n != name and n in given and d in a.shape
+        (n, a.shape.index(d))
+        for n, a in avals.items()
+        if n != name and n in inputs and d in a.shape
       ),
       None,
     )
@@ -80,5 +82,5 @@ def repeated(name: str, given: Tensors, arguments: Arguments) -> tf.Tensor:
         Argument("defaults", key=name),
         problem=f"no other input has the dimension {d}, so its size is not known without this one",
       )
-    sizes[axis] = tf.shape(given[other[0]])[other[1]]
-  return tf.broadcast_to(given[name], sizes)
+    sizes[axis] = tf.shape(inputs[other[0]])[other[1]]
+  return tf.broadcast_to(inputs[name], sizes)

@@ -125,14 +125,14 @@ def paths(params: Any, whole: str = "parameters") -> list[str]:
   Raises:
     ValueError: two leaves have one path, as in {"a": {"b": x}, "a/b": y}.
   """
-  found = [name or whole for name in leaf_names(params, "/")]
-  if len(set(found)) != len(found):
-    twice = sorted({name for name in found if found.count(name) > 1})
+  names = [name or whole for name in leaf_names(params, "/")]
+  if len(set(names)) != len(names):
+    twice = sorted({name for name in names if names.count(name) > 1})
     raise ValueError(
       f"two leaves of the {whole} would have one path: {', '.join(twice)}; rename one of them, "
       "because the path is the name of the variable"
     )
-  return found
+  return names
 
 
 def scope(path: str) -> str:

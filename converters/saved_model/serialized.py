@@ -66,8 +66,8 @@ def processed(
   specs = arguments.specs() if raw_inputs is None else tensor_specs(raw_inputs, "raw_inputs")
   features = {name: _feature(spec) for name, spec in specs.items()}
 
-  def parse(given: Tensors) -> Tensors:
-    parsed = tf.io.parse_example(given[EXAMPLES], features)
+  def parse(serialized: Tensors) -> Tensors:
+    parsed = tf.io.parse_example(serialized[EXAMPLES], features)
     rows = {name: _narrowed(name, parsed[name], spec.dtype) for name, spec in specs.items()}
     return preprocess(rows) if preprocess else rows
 

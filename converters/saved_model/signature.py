@@ -134,9 +134,9 @@ def made(
   )
 
   def serve(*tensors: tf.Tensor) -> Tensors:
-    given = dict(zip([*specs, *passed], tensors, strict=True))
-    given.update({name: optional.repeated(name, given, arguments) for name in defaults})
-    return run(given)
+    by_name = dict(zip([*specs, *passed], tensors, strict=True))
+    by_name.update({name: optional.repeated(name, by_name, arguments) for name in defaults})
+    return run(by_name)
 
   types = [*specs.values(), *passed.values()]
   signature = tf.function(
@@ -231,29 +231,29 @@ def _run(
     if preprocess:
       compute = tf.function(compute, autograph=False, input_signature=types)
 
-  def run(given: Tensors) -> Tensors:
-    through = {each: tf.identity(given.pop(each)) for each in passed}
-    made = dict(preprocess(given)) if preprocess else given
-    if missing := [each for each in arguments.names if each not in made]:
+  def run(inputs: Tensors) -> Tensors:
+    through = {each: tf.identity(inputs.pop(each)) for each in passed}
+    preprocessed = dict(preprocess(inputs)) if preprocess else inputs
+    if missing := [each for each in arguments.names if each not in preprocessed]:
       raise ArgumentError(
         "preprocess",
-        problem=f"it gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which "
-        f"'{name_of(fun)}' takes",
+        problem=f"it gives {', '.join(preprocessed) or 'nothing'}, and not {', '.join(missing)}, "
+        f"which '{name_of(fun)}' takes",
       )
     shapes = {spec.name: spec.shape for spec in arguments.specs().values()}
     leaves = [
-      tf.ensure_shape(made[each], shapes[each]) if preprocess else made[each]
+      tf.ensure_shape(preprocessed[each], shapes[each]) if preprocess else preprocessed[each]
       for each in arguments.names
     ]
-    found = dict(compute(*leaves))
-    found = dict(postprocess(found)) if postprocess else found
-    if twice := found.keys() & through.keys():
+    outputs = dict(compute(*leaves))
+    outputs = dict(postprocess(outputs)) if postprocess else outputs
+    if twice := outputs.keys() & through.keys():
       raise ArgumentError(
         "pass_through",
         problem=f"{', '.join(sorted(twice))} is already an output",
         advice="choose another name",
       )
-    return found | through
+    return outputs | through
 
   return run
 
@@ -302,6 +302,6 @@ def _record(
     postprocessed=around.postprocess is not None,
     stateful=stateful,
     declared={
-      each: str(Spec.parse(given)) for each, given in (raw or {}).items() if isinstance(given, str)
+      each: str(Spec.parse(text)) for each, text in (raw or {}).items() if isinstance(text, str)
     },
   )

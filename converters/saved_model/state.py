@@ -72,24 +72,26 @@ class Layout:
     leaves, tree = tree_util.tree_flatten(state)
     if tree != self.tree:
       paths = parameters.paths(state, "state")
-      found = [f"  {path}: not in the model" for path in paths if path not in self.paths]
-      found += [f"  {path}: missing" for path in self.paths if path not in paths]
+      differences = [f"  {path}: not in the model" for path in paths if path not in self.paths]
+      differences += [f"  {path}: missing" for path in self.paths if path not in paths]
       raise ValueError(
         "\n".join(
           [
             f"{what} has another structure than the model's:",
-            *(found or [f"  {tree}\n  {self.tree}"]),
+            *(differences or [f"  {tree}\n  {self.tree}"]),
           ]
         )
       )
     pairs = zip(self.paths, map(_text, map(_aval, leaves)), map(_text, self.avals), strict=True)
-    if found := [
+    if differences := [
       f"  {path}: {after}, the model has {before}"
       for path, after, before in pairs
       if after != before
     ]:
       raise ValueError(
-        "\n".join([f"{what} has other shapes or dtypes than the model's, which are fixed:", *found])
+        "\n".join(
+          [f"{what} has other shapes or dtypes than the model's, which are fixed:", *differences]
+        )
       )
     return [words(jnp.asarray(leaf)) for leaf in leaves]
 
@@ -203,11 +205,11 @@ class State(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
 
   def reset(self) -> dict[str, tf.Tensor]:
     """Restores the values that `keep_initial` kept."""
-    kept = [
+    unchanged = [
       x.read_value() if isinstance(x, tf.Variable) else tf.fill(variable.shape, x)
       for x, variable in zip(self.initial, self.variables, strict=True)
     ]
-    return self.updated(lambda _: (kept, {"reset": tf.constant(len(kept))}))
+    return self.updated(lambda _: (unchanged, {"reset": tf.constant(len(unchanged))}))
 
 
 def refs_as_state(fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -120,8 +120,8 @@ class TFJS(Target[Folder]):
     within = dataclasses.replace(self.comparison, rtol=None, atol=None)
     self._compared(source, written.unquantized, within)
     usual = _QUANTIZATION_TOLERANCES[self.quantization or ""]
-    given = self.comparison.rtol, self.comparison.atol
-    rtol, atol = (usual if tolerance is None else tolerance for tolerance in given)
+    tolerances = self.comparison.rtol, self.comparison.atol
+    rtol, atol = (usual if tolerance is None else tolerance for tolerance in tolerances)
     within = dataclasses.replace(self.comparison, rtol=rtol, atol=atol)
     return self._compared(source, written.path, within)
 

@@ -42,30 +42,30 @@ class Dataset:
   samples: Mapping[str, Sequence[Sample]]
 
   @classmethod
-  def of(cls, given: Any) -> Dataset:
+  def of(cls, data: Any) -> Dataset:
     """Reads all samples.
 
     Args:
-      given: an iterable of {input: array}, {signature: iterable}, or a function without arguments
+      data: an iterable of {input: array}, {signature: iterable}, or a function without arguments
         that returns one of these.
 
     Raises:
       ValueError: it has another structure, is empty, or does not end.
     """
-    if isinstance(given, Dataset):
-      return given
-    given = given() if callable(given) and not isinstance(given, tf.data.Dataset) else given
-    if not isinstance(given, Mapping):
-      return cls({"": _read(given, Argument(_NAME))})
+    if isinstance(data, Dataset):
+      return data
+    data = data() if callable(data) and not isinstance(data, tf.data.Dataset) else data
+    if not isinstance(data, Mapping):
+      return cls({"": _read(data, Argument(_NAME))})
     if arrays := [
       name
-      for name, value in given.items()
+      for name, value in data.items()
       if hasattr(value, "dtype") or isinstance(value, int | float)
     ]:
       raise ArgumentError(
         _NAME, problem=f"it is one mapping of arrays, with {arrays[0]!r}", advice=_FORM
       )
-    return cls({name: _read(value, Argument(_NAME, key=name)) for name, value in given.items()})
+    return cls({name: _read(value, Argument(_NAME, key=name)) for name, value in data.items()})
 
   def checked(
     self, records: Mapping[str, manifest.SignatureRecord], narrow: Sequence[str] = ()
@@ -92,23 +92,23 @@ class Dataset:
         problem=f"it is not for the signatures {', '.join(records)}",
         advice="give {signature: [{input: array}, ...]}",
       )
-    found = {
-      name: [_fitting(sample, name, records[name], i) for i, sample in enumerate(given)]
-      for name, given in by_signature.items()
+    by_name = {
+      name: [_fitting(sample, name, records[name], i) for i, sample in enumerate(data)]
+      for name, data in by_signature.items()
     }
-    for name, samples in found.items():
+    for name, samples in by_name.items():
       _check_values(samples, name, narrow)
-    return Dataset(found)
+    return Dataset(by_name)
 
   def calibrating(self) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Yields (signature, inputs) of each sample that calibrates."""
     for name, samples in self.samples.items():
-      kept = [
+      chosen = [
         sample
         for i, sample in enumerate(samples)
         if len(samples) < HELD_BACK or not _is_held_back(i)
       ]
-      for sample in progress.over(kept, f"calibrate {name}"):
+      for sample in progress.over(chosen, f"calibrate {name}"):
         yield name, dict(sample)
 
   def compared(self, calibrated: bool) -> dict[str, Sequence[Sample]]:
@@ -140,22 +140,21 @@ def _is_held_back(index: int) -> bool:
   return index % HELD_BACK == HELD_BACK - 1
 
 
-def _read(given: Any, argument: Argument) -> list[Sample]:
+def _read(data: Any, argument: Argument) -> list[Sample]:
   if (
-    isinstance(given, tf.data.Dataset)
-    and given.cardinality().numpy() == tf.data.INFINITE_CARDINALITY
+    isinstance(data, tf.data.Dataset) and data.cardinality().numpy() == tf.data.INFINITE_CARDINALITY
   ):
     raise ArgumentError(
       argument,
       problem="it is a tf.data.Dataset without an end",
       advice="give a part of it, such as dataset.take(200)",
     )
-  if not isinstance(given, Iterable) or isinstance(given, str | bytes) or hasattr(given, "dtype"):
+  if not isinstance(data, Iterable) or isinstance(data, str | bytes) or hasattr(data, "dtype"):
     raise ArgumentError(
-      argument, problem=f"it is {_kind(given)}, not an iterable of samples", advice=_FORM
+      argument, problem=f"it is {_kind(data)}, not an iterable of samples", advice=_FORM
     )
   samples: list[Sample] = []
-  for i, sample in enumerate(progress.over(given, argument.path)):
+  for i, sample in enumerate(progress.over(data, argument.path)):
     if not isinstance(sample, Mapping):
       raise ArgumentError(
         argument,
@@ -201,12 +200,12 @@ def _fitting(
 def _array(array: np.ndarray, spec: Spec, what: str, sizes: dict[str, int]) -> np.ndarray:
   """The array in the dtype of its input. `sizes` has the sizes of symbolic dimensions in this
   sample."""
-  given = f"{array.dtype}{list(array.shape)}"
+  actual = f"{array.dtype}{list(array.shape)}"
   if not _is_cast(array, spec.dtype):
     pixels = "give the values that the model gets, such as pixels from 0 to 255"
     raise ArgumentError(
       _NAME,
-      problem=f"{what} is {given}, and the input is {spec}",
+      problem=f"{what} is {actual}, and the input is {spec}",
       advice=pixels if array.dtype.kind == "f" else "",
     )
   dims = [*(spec.dims or array.shape)]

@@ -104,12 +104,12 @@ class Quantization:
         problem="a representative_dataset is for a scheme",
         advice=Text("name one, or give ", Argument("examples"), " for the comparison"),
       )
-    given = cls(scheme, **options)
-    given._check()
+    quantization = cls(scheme, **options)
+    quantization._check()
     return (
-      given
+      quantization
       if representative_dataset is None
-      else replace(given, dataset=Dataset.of(representative_dataset))
+      else replace(quantization, dataset=Dataset.of(representative_dataset))
     )
 
   def _check(self) -> None:
@@ -203,7 +203,7 @@ FROM_FLOAT: Mapping[str, Callable[[bytes], bytes]] = {"float16": half_precision,
 def compared(
   source: Source,
   file: Path,
-  asked: plan.Comparison,
+  comparison: plan.Comparison,
   quantization: Quantization,
   *,
   versions: Mapping[str, str],
@@ -221,23 +221,23 @@ def compared(
   """
   scheme = quantization.scheme
   kinds_of_inputs = ("given",) if scheme == "int8" else ("ordinary", "given")
-  runs = [run for run in source.runs(asked) if run.values in kinds_of_inputs]
+  runs = [run for run in source.runs(comparison) if run.values in kinds_of_inputs]
   runs += _representative(source, quantization)
   answers = compare.reference_answers(runs, ())
   expected = [*progress.over(answers, f"compare {scheme}", len(runs))]
-  found = runtime.answers(file, runs, dequantized=True)
-  agreements = _agreements(runs, found, expected, quantization.scores)
+  answered = runtime.answers(file, runs, dequantized=True)
+  agreements = _agreements(runs, answered, expected, quantization.scores)
   rows = [
     _judged(
       row, agreements.get(_key(row.signature, row.sizes, row.values, row.output)), quantization
     )
-    for row in compare.rows(runs, found, expected, 0.0, float("inf"))
+    for row in compare.rows(runs, answered, expected, 0.0, float("inf"))
   ]
   report = Report(
     f"{source.label} in {RUNTIME}, {scheme}: an output agrees from a cosine of "
     f"{quantization.cosine_limit} on",
     tuple(rows),
-    compare.latencies(runs, found, expected),
+    compare.latencies(runs, answered, expected),
     {},
     {"jax": jax.__version__, **versions},
     remark=_remark(rows, agreements, quantization),
@@ -273,13 +273,13 @@ def _key(signature: str, sizes: Mapping[str, int], values: str, output: str) -> 
 
 def _agreements(
   runs: Sequence[plan.Run],
-  found: Sequence[Any],
+  answers: Sequence[Any],
   expected: Sequence[compare.Expected],
   scores: Sequence[str] | None,
 ) -> dict[tuple[Any, ...], Agreement]:
   """{key of a row: the agreement}, for outputs of the right shapes."""
   pairs: dict[tuple[Any, ...], list[tuple[np.ndarray, np.ndarray]]] = {}
-  for run, answer, right in zip(runs, found, expected, strict=True):
+  for run, answer, right in zip(runs, answers, expected, strict=True):
     for name, y in right.outputs.items():
       if name in answer["outputs"] and answer["outputs"][name].shape == y.shape:
         pairs.setdefault(_key(run.subject.name, run.sizes, run.values, name), []).append(
@@ -300,9 +300,9 @@ def _agreements(
 def _judged(row: Row, agreement: Agreement | None, quantization: Quantization) -> QuantizedRow:
   """Judges a row by its agreement. Integers may differ, for example an argmax of almost equal
   values."""
-  wanted = quantization.cosine_limit
+  limit = quantization.cosine_limit
   agreement = agreement or Agreement(0.0)
-  share = (1 - agreement.cosine) / (1 - wanted) if wanted < 1 else None
+  share = (1 - agreement.cosine) / (1 - limit) if limit < 1 else None
   figures = asdict(row) | {
     "cosine": agreement.cosine,
     "variation": agreement.variation,
@@ -312,7 +312,7 @@ def _judged(row: Row, agreement: Agreement | None, quantization: Quantization) -
   if not row.problem or (row.max_abs is not None and "NaN" not in row.problem):
     integers = not jnp.issubdtype(jnp.dtype(row.dtype), np.inexact) and row.values == REPRESENTATIVE
     figures["problem"] = agreement.problem(
-      -math.inf if integers else wanted, quantization.top_1_limit
+      -math.inf if integers else limit, quantization.top_1_limit
     )
   return QuantizedRow(**figures)
 

@@ -130,21 +130,25 @@ def _measured(
   options: Mapping[str, Any],
 ) -> Quantized:
   data = representative_dataset if scheme else None
-  kept = {name: value for name, value in options.items() if scheme or name not in _OF_SCHEMES}
-  kept = {
+  options_of_scheme = {
+    name: value for name, value in options.items() if scheme or name not in _OF_SCHEMES
+  }
+  options_of_scheme = {
     name: value
-    for name, value in kept.items()
+    for name, value in options_of_scheme.items()
     if scheme == "int8" or not name.startswith("inference_")
   }
   try:
-    made = save_model(model, path, quantization=scheme, representative_dataset=data, **kept)
+    file = save_model(
+      model, path, quantization=scheme, representative_dataset=data, **options_of_scheme
+    )
   except ExportError as error:
     return Quantized(str(scheme), None, None, None, " ".join(str(error).split()))
-  rows = [row for row in made.report.rows if row.values in ("ordinary", "given", REPRESENTATIVE)]
+  rows = [row for row in file.report.rows if row.values in ("ordinary", "given", REPRESENTATIVE)]
   cosines = [row.cosine for row in rows if isinstance(row, quantized.QuantizedRow)]
   return Quantized(
     str(scheme),
-    made.size,
+    file.size,
     max((row.max_abs or 0.0 for row in rows), default=0.0),
     min(cosines, default=None),
   )

@@ -123,10 +123,10 @@ class Training:
     frozen = {name: one.frozen(TABLE) for name, one in self.source.signatures.items()}
 
     def train(**batch: tf.Tensor) -> dict[str, tf.Tensor]:
-      found = frozen["step"](**batch, **{name: v.read_value() for name, v in variables.items()})
+      outputs = frozen["step"](**batch, **{name: v.read_value() for name, v in variables.items()})
       for name, variable in variables.items():
-        variable.assign(found[name])
-      return {"loss": found["loss"]}
+        variable.assign(outputs[name])
+      return {"loss": outputs["loss"]}
 
     def infer(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
       return frozen["infer"](**inputs, **{name: v.read_value() for name, v in variables.items()})
@@ -176,9 +176,9 @@ class Training:
     """
     runs, expected = zip(*self._runs(steps, sizes, examples), strict=True)
     with progress.bar("compare training"):
-      found = runtime.answers(file, runs)
+      answered = runtime.answers(file, runs)
     rows = tuple(
-      compare.rows(runs, found, [compare.Expected(outputs) for outputs in expected], rtol, atol)
+      compare.rows(runs, answered, [compare.Expected(outputs) for outputs in expected], rtol, atol)
     )
     report = Report(f"training in {RUNTIME}", rows, (), {}, {"jax": jax.__version__, **versions})
     if wrong := [row for row in rows if row.problem]:
@@ -244,14 +244,14 @@ class Training:
     record = self.source.signatures[signature].record
     domain = Domain(record, self.source.constraints)
     shapes = domain.shapes({name: sizes.get(name, _SIZE) for name in domain.variables})
-    found = {}
+    batch = {}
     for name, shape in shapes.items():
       if name in self.names:
         continue
       dtype = np.dtype(domain.avals[name].dtype)
-      given = examples.get(name)
-      drawn = given(rng, shape, dtype) if callable(given) else given
-      found[name] = (
+      example = examples.get(name)
+      drawn = example(rng, shape, dtype) if callable(example) else example
+      batch[name] = (
         draws.draw(rng, shape, dtype, "ordinary", 0) if drawn is None else np.asarray(drawn, dtype)
       )
-    return found
+    return batch

@@ -140,7 +140,7 @@ def _rounding(
 
 def rows(
   runs: Sequence[plan.Run],
-  found: Sequence[Answer],
+  answers: Sequence[Answer],
   expected: Sequence[Expected],
   rtol: float | None,
   atol: float | None,
@@ -149,7 +149,7 @@ def rows(
   """One row for each output, assignment of sizes and kind of inputs, in the order of the runs.
   Problems with inputs of the `noted` kinds do not count."""
   joined: dict[tuple[Any, ...], Row] = {}
-  for run, answer, right in zip(runs, found, expected, strict=True):
+  for run, answer, right in zip(runs, answers, expected, strict=True):
     measured = right.rounding if run.values != SUBNORMAL and rtol is None and atol is None else None
     for output, difference in _differences(answer, right, rtol, atol, measured):
       key = (run.subject.name, *run.sizes.items(), run.values, output)
@@ -161,12 +161,12 @@ def rows(
 
 
 def latencies(
-  runs: Sequence[plan.Run], found: Sequence[Answer], expected: Sequence[Expected]
+  runs: Sequence[plan.Run], answers: Sequence[Answer], expected: Sequence[Expected]
 ) -> tuple[Latency, ...]:
   """The latencies of runs that were timed on both sides."""
   return tuple(
     Latency(run.subject.name, run.sizes, answer["seconds"], right.seconds)
-    for run, answer, right in zip(runs, found, expected, strict=True)
+    for run, answer, right in zip(runs, answers, expected, strict=True)
     if right.seconds is not None and answer["seconds"] is not None
   )
 
@@ -210,7 +210,7 @@ def _differences(
   atol: float | None,
   measured: Callable[[], Mapping[str, Rounding]] | None = None,
 ) -> Iterator[tuple[str, _Difference]]:
-  found, expected = answer["outputs"], right.outputs
+  actual, expected = answer["outputs"], right.outputs
   if right.refuses:  # the model must fail too, with TensorFlow's message
     yield (
       "(a check)",
@@ -222,11 +222,11 @@ def _differences(
       ),
     )
     return
-  for name in dict.fromkeys([*expected, *found]):
+  for name in dict.fromkeys([*expected, *actual]):
     if answer["error"]:
       yield name, _Difference("", f"the model fails: {answer['error']}")
-    elif name not in found:
-      yield name, _Difference("", f"the model has no output {name!r}; it has: {', '.join(found)}")
+    elif name not in actual:
+      yield name, _Difference("", f"the model has no output {name!r}; it has: {', '.join(actual)}")
     elif name not in expected:
       yield (
         name,
@@ -235,7 +235,7 @@ def _differences(
     else:
       compared = functools.partial(
         _difference,
-        draws.as_numpy(found[name]),
+        draws.as_numpy(actual[name]),
         expected[name],
         rtol,
         atol,
@@ -247,13 +247,15 @@ def _differences(
       yield name, difference
 
 
-def problem(found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any] | None = None) -> str:
+def problem(
+  actual: np.ndarray, expected: np.ndarray, precision: np.dtype[Any] | None = None
+) -> str:
   """The difference of one array beyond the tolerances of its precision; empty if there is none."""
-  return _difference(found, expected, None, None, precision).problem
+  return _difference(actual, expected, None, None, precision).problem
 
 
 def _difference(
-  found: np.ndarray,
+  actual: np.ndarray,
   expected: np.ndarray,
   rtol: float | None,
   atol: float | None,
@@ -262,25 +264,27 @@ def _difference(
 ) -> _Difference:
   """Compares the model's array with the reference's."""
   dtype = _dtype_name(expected)
-  if found.dtype != expected.dtype:
-    return _Difference(dtype, f"the model's dtype is {_dtype_name(found)}, the reference's {dtype}")
-  if found.shape != expected.shape:
+  if actual.dtype != expected.dtype:
     return _Difference(
-      dtype, f"the model's shape is {found.shape}, the reference's {expected.shape}"
+      dtype, f"the model's dtype is {_dtype_name(actual)}, the reference's {dtype}"
+    )
+  if actual.shape != expected.shape:
+    return _Difference(
+      dtype, f"the model's shape is {actual.shape}, the reference's {expected.shape}"
     )
   if jnp.issubdtype(expected.dtype, np.inexact):
-    return _inexact_difference(found, expected, rtol, atol, precision or expected.dtype, rounding)
-  wrong = np.asarray(found != expected)
+    return _inexact_difference(actual, expected, rtol, atol, precision or expected.dtype, rounding)
+  wrong = np.asarray(actual != expected)
   if dtype in ("string", "bool"):
-    return _Difference(dtype, _places(wrong, found, expected))
+    return _Difference(dtype, _places(wrong, actual, expected))
   largest = max(
-    (abs(int(x) - int(y)) for x, y in zip(found[wrong], expected[wrong], strict=True)), default=0
+    (abs(int(x) - int(y)) for x, y in zip(actual[wrong], expected[wrong], strict=True)), default=0
   )
-  return _Difference(dtype, _places(wrong, found, expected), float(largest))
+  return _Difference(dtype, _places(wrong, actual, expected), float(largest))
 
 
 def _inexact_difference(
-  found: np.ndarray,
+  actual: np.ndarray,
   expected: np.ndarray,
   rtol: float | None,
   atol: float | None,
@@ -290,7 +294,7 @@ def _inexact_difference(
   """Compares floating point and complex arrays. NaN equals NaN, and an infinity equals the same
   infinity."""
   info, allowed = jnp.finfo(expected.dtype), jnp.finfo(precision)
-  x, y = _parts(found), _parts(expected)
+  x, y = _parts(actual), _parts(expected)
   # for a complex number, the larger part, because both parts share the error
   size = np.abs(y).max(-1, keepdims=True)
   ordinary = np.where(np.isfinite(size), size, 0)
@@ -317,8 +321,8 @@ def _inexact_difference(
       (difference == 0) | (size <= atol), 0, difference / np.ldexp(1.0, exponent - info.nmant)
     )
   if nan.any():
-    problem = f"NaN at other places: {_places(_spread(nan, apart), found, expected)}"
-  elif problem := _places(_spread((share > 1).any(-1), apart), found, expected):
+    problem = f"NaN at other places: {_places(_spread(nan, apart), actual, expected)}"
+  elif problem := _places(_spread((share > 1).any(-1), apart), actual, expected):
     problem += _advice(difference, ordinary, share, rtol, largest)
   figures = [
     float(np.where(np.isnan(a), np.inf, a).max(initial=0))
@@ -327,10 +331,10 @@ def _inexact_difference(
   return _Difference(_dtype_name(expected), problem, *figures)
 
 
-def _spread(found: np.ndarray, places: np.ndarray) -> np.ndarray:
-  """bool[...], with `found` at the `places` that are True."""
-  spread = np.zeros(places.shape, bool)
-  spread[places] = found
+def _spread(actual: np.ndarray, is_wrong: np.ndarray) -> np.ndarray:
+  """bool[...], the elements of `actual` in order where `is_wrong`, False elsewhere."""
+  spread = np.zeros(is_wrong.shape, bool)
+  spread[is_wrong] = actual
   return spread
 
 
@@ -357,7 +361,7 @@ def _parts(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64)[..., None]
 
 
-def _places(wrong: np.ndarray, found: np.ndarray, expected: np.ndarray) -> str:
+def _places(wrong: np.ndarray, actual: np.ndarray, expected: np.ndarray) -> str:
   """The number of wrong elements, and the first; empty if there is none."""
   if not wrong.any():
     return ""
@@ -365,7 +369,7 @@ def _places(wrong: np.ndarray, found: np.ndarray, expected: np.ndarray) -> str:
   where = f"at {list(first)} " if first else ""
   return (
     f"{np.count_nonzero(wrong)} of {wrong.size} elements differ; {where}the model has "
-    f"{found[first]}, the reference {expected[first]}"
+    f"{actual[first]}, the reference {expected[first]}"
   )
 
 

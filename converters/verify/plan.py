@@ -54,8 +54,8 @@ class Comparison:
     identity."""
     sizes = {name: tuple(np.atleast_1d(size).tolist()) for name, size in (self.sizes or {}).items()}
     examples = {
-      name: given if callable(given) else _contents(draws.as_numpy(given))
-      for name, given in (self.examples or {}).items()
+      name: example if callable(example) else _contents(draws.as_numpy(example))
+      for name, example in (self.examples or {}).items()
     }
     return frozenset(sizes.items()), self.samples, frozenset(examples.items())
 
@@ -103,15 +103,15 @@ class Subject:
     names = [name for name in self.record.outputs if name not in self.record.passed_through]
     leaves = tree_util.tree_leaves(result)
     if isinstance(result, Mapping) and set(result) == set(names):
-      found = dict(result)
+      by_name = dict(result)
     elif len(leaves) == len(names):
-      found = dict(zip(names, leaves, strict=True))
+      by_name = dict(zip(names, leaves, strict=True))
     else:
       raise ValueError(
         f"reference of {self.name!r} has {len(leaves)} results, and the signature {len(names)}: "
         f"{', '.join(names)}"
       )
-    named = {name: draws.as_numpy(x) for name, x in found.items()} | {
+    named = {name: draws.as_numpy(x) for name, x in by_name.items()} | {
       name: draws.as_numpy(inputs[name]) for name in self.record.passed_through
     }
     return named | state
@@ -147,23 +147,23 @@ def plan(
       Argument("sizes", sizes[unknown[0]], key=unknown[0]),
       problem=f"the inputs have no such variable, only {', '.join(known) or 'fixed sizes'}",
     )
-  wanted = {name: np.atleast_1d(size).tolist() for name, size in sizes.items()}
+  sizes_of = {name: np.atleast_1d(size).tolist() for name, size in sizes.items()}
   runs: list[Run] = []
   # so that a reset restores a state that other runs changed
   for subject in sorted(subjects, key=lambda subject: subject.record.resets):
     if subject.record.resets:
       runs.append(Run(subject, {}, "given", {}, timed=False, continues=True))
     elif subject.only_jax:
-      runs += _drawn_runs(subject, domains[subject.name], wanted, samples, inputs, lead, rng)
+      runs += _drawn_runs(subject, domains[subject.name], sizes_of, samples, inputs, lead, rng)
     else:
-      runs += _processed_runs(subject, domains[subject.name], wanted, samples, inputs, rng)
+      runs += _processed_runs(subject, domains[subject.name], sizes_of, samples, inputs, rng)
   return runs
 
 
 def _processed_runs(
   subject: Subject,
   domain: Domain,
-  wanted: Mapping[str, list[int]],
+  sizes_of: Mapping[str, list[int]],
   samples: int,
   inputs: Examples,
   rng: np.random.Generator,
@@ -172,7 +172,7 @@ def _processed_runs(
   each other variable."""
   record = subject.record
   free = record.stateful or any(callable(inputs[name]) for name in record.inputs if name in inputs)
-  for sizes in domain.few(wanted, inputs):
+  for sizes in domain.few(sizes_of, inputs):
     shapes = domain.shapes(sizes)
     for timed, continues in subject.series(samples if free else 1):
       drawn = {
@@ -186,7 +186,7 @@ def _processed_runs(
 def _drawn_runs(
   subject: Subject,
   domain: Domain,
-  wanted: Mapping[str, list[int]],
+  sizes_of: Mapping[str, list[int]],
   samples: int,
   inputs: Examples,
   lead: Sequence[Any],
@@ -201,7 +201,7 @@ def _drawn_runs(
     samples if drawn or subject.record.stateful or any(map(callable, inputs.values())) else 1
   )
   full: set[str] | None = None
-  for sizes in domain.assignments(wanted, inputs):
+  for sizes in domain.assignments(sizes_of, inputs):
     full = _levels(subject, domain, sizes, lead) if full is None else full
     for kind, (sample, (timed, continues)) in itertools.product(
       kinds, enumerate(subject.series(repeats))
@@ -232,6 +232,8 @@ def _levels(
   specs = [jax.ShapeDtypeStruct(shapes[name], domain.avals[name].dtype) for name in subject.order]
   return {
     name
-    for name, found in zip(subject.order, levels.of(subject.reference, lead, specs), strict=True)
-    if found
+    for name, levels_of_input in zip(
+      subject.order, levels.of(subject.reference, lead, specs), strict=True
+    )
+    if levels_of_input
   }

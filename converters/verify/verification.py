@@ -100,8 +100,8 @@ def verify(
     raise ArgumentError("samples", samples, advice="at least one draw is needed")
   kinds.check_names("polymorphic_constraints", polymorphic_constraints)
   kinds.check_mapping("sizes", sizes, "dimension variable: size")
-  place = _directory(paths.of(path))
-  with paths.fetched(place) as directory:
+  folder = _directory(paths.of(path))
+  with paths.fetched(folder) as directory:
     record = manifest.read(directory)
     inputs = inputs or {}
     chosen = subjects.chosen(record, signatures, inputs)
@@ -121,18 +121,23 @@ def verify(
     runs = plan.plan(
       compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs, lead
     )
-    with stages.stage("compare"), progress.bar(f"verify {place.name}", 2 * len(runs)) as shown:
+    with stages.stage("compare"), progress.bar(f"verify {folder.name}", 2 * len(runs)) as shown:
       initial = remembered[1] if remembered else ()
       expected = [*shown.over(compare.reference_answers(runs, lead, initial))]
       response = _run_without_jax(directory, runs, shown.advance)
     if not response["runs"]:  # the model was not loaded
       values.check(directory, graph)
-    found = response["runs"] or [calls.failed(f"no answer without JAX: {response['error']}")] * len(
-      runs
-    )
+    answered = response["runs"] or [
+      calls.failed(f"no answer without JAX: {response['error']}")
+    ] * len(runs)
     rows = list(
       compare.rows(
-        runs, found, expected, rtol, atol, noted=(SUBNORMAL,) if hostile else (SUBNORMAL, HOSTILE)
+        runs,
+        answered,
+        expected,
+        rtol,
+        atol,
+        noted=(SUBNORMAL,) if hostile else (SUBNORMAL, HOSTILE),
       )
     )
     if signatures is None:
@@ -149,9 +154,9 @@ def verify(
           advice=Text("save the model again, or choose the others: ", others),
         ),
       )
-    latencies = compare.latencies(runs, found, expected)
+    latencies = compare.latencies(runs, answered, expected)
     versions = {"jax": jax.__version__, "numpy": np.__version__, **response["versions"]}
-    result = Report(str(place), tuple(rows), latencies, skipped, versions)
+    result = Report(str(folder), tuple(rows), latencies, skipped, versions)
   if report is not None:
     result.write(report)
   return result
@@ -186,11 +191,11 @@ def _state(
     )
   layout = Layout.of(state)
   initial = layout.stored(state)
-  found = {path: str(Spec.of(x)) for path, x in zip(layout.paths, initial, strict=True)}
-  if found != dict(record.state):
+  specs = {path: str(Spec.of(x)) for path, x in zip(layout.paths, initial, strict=True)}
+  if specs != dict(record.state):
     raise ArgumentError(
       "state",
-      problem=f"it has {found}, and the model has {dict(record.state)}",
+      problem=f"it has {specs}, and the model has {dict(record.state)}",
       advice="pass the state that the model was created with",
     )
   return layout, initial
