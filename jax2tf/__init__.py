@@ -9,6 +9,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from jax2tf._jax_compat.pretending import pretend_devices
   from jax2tf.api import (
     DisabledSafetyCheck,
     PolyShape,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
   from jax2tf.context import RuleContext
   from jax2tf.drop_in import install
   from jax2tf.errors import LoweringError
+  from jax2tf.expansions.meshes import one_device
   from jax2tf.messages import ArgumentError, ArgumentTypeError
   from jax2tf.refs import Ref, variable_of
   from jax2tf.registry import lowers
@@ -43,6 +45,8 @@ __all__ = [
   "functional",
   "install",
   "lowers",
+  "one_device",
+  "pretend_devices",
   "split_to_logical_devices",
   "tf_module",
   "variable_of",
@@ -61,6 +65,8 @@ _HOMES = {
   "functional": "jax2tf.tf_calls",
   "install": "jax2tf.drop_in",
   "lowers": "jax2tf.registry",
+  "one_device": "jax2tf.expansions.meshes",
+  "pretend_devices": "jax2tf._jax_compat.pretending",
   "tf_module": "jax2tf.tf_calls.modules",
 }
 

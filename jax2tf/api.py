@@ -23,7 +23,7 @@ from jax2tf.dtypes import is_key, key_dtype_of, mark_keys, tensor_of
 from jax2tf.errors import warn_user
 from jax2tf.idioms import fused
 from jax2tf.messages import Argument, ArgumentError, ArgumentTypeError, Text
-from jax2tf.options import destination_of, native_target
+from jax2tf.options import destination_of, is_on_one_device, native_target
 from jax2tf.trace import Traceable, TraceCache, TracedFunction
 
 DisabledSafetyCheck = export.DisabledSafetyCheck
@@ -50,6 +50,7 @@ def convert(
   device_map: Mapping[jax.Device | str, str | None] | None = None,
   keep_shardings: bool = False,
   idioms: str = "exact",
+  meshes: str = "one_device",
   dtensor_mesh: Any = None,
   static_argnums: int | Sequence[int] | None = None,
   static_argnames: str | Sequence[str] | None = None,
@@ -104,6 +105,9 @@ def convert(
     idioms: "exact" for JAX's values; "fused" to use TensorFlow's composite ops too, such as
       Softmax, Relu and FusedBatchNorm, which are faster and supported by other runtimes; or names
       of some, such as "softmax,gelu". NaN, infinity and rounding may differ (docs/guide/fused.md).
+    meshes: "one_device" to compute on one device what `jax.shard_map`, `jax.pmap` and their
+      collectives compute on several (docs/guide/many-devices.md); "error" to refuse them. The
+      devices need not exist here. Native serialization lowers them for several devices.
     dtensor_mesh: experimental: a tf.experimental.dtensor.Mesh with the axis names and sizes of
       JAX's mesh; sharding annotations become layouts on it (docs/guide/dtensor.md).
     static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as
@@ -183,6 +187,7 @@ def convert(
       advice="drop one of the two",
     )
   orders = gradient_orders if with_gradient else 0
+  on_one_device = is_on_one_device(meshes)
   destination = destination_of(platforms, device_map, keep_shardings, dtensor_mesh)
   if dtensor_mesh is not None and (keep_shardings or target):
     raise ValueError(
@@ -224,7 +229,7 @@ def convert(
       refs.check_order(traceable.name)
     refs.check_captured((args, kwargs), traced.signature.captured, traceable.name)
     conversion = conversions.get(
-      traced, lambda: Conversion(traced, orders, destination, composites, target)
+      traced, lambda: Conversion(traced, orders, destination, composites, target, on_one_device)
     )
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
     results = nans.checked(
@@ -239,7 +244,8 @@ def convert(
   result = tf.autograph.experimental.do_not_convert(converted)
   static = traceable.static_argnums or traceable.static_argnames
   # TF 2.21: a Mesh that is compared with None raises.
-  plain = target is None and not composites and not static and dtensor_mesh is None
+  is_default = not composites and on_one_device and dtensor_mesh is None
+  plain = target is None and is_default and not static
   if (
     polymorphic_shapes is None
     and with_gradient

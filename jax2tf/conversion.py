@@ -18,9 +18,10 @@ from jax2tf.derivative_jaxprs import Derivative, derivative, derivatives_of, dif
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.errors import UnsupportedEquation, lowering_error, warn_user
+from jax2tf.expansions import meshes
 from jax2tf.graph_context import GraphContext
 from jax2tf.interpreter import GraphEmitter
-from jax2tf.jaxprs import Eqn
+from jax2tf.jaxprs import ClosedJaxpr, Eqn
 from jax2tf.placement.devices import Destination
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
@@ -51,6 +52,7 @@ class Conversion:
     destination: where the graph will run.
     composites: names of the idioms that use TensorFlow's composite ops.
     target: the reader of native modules; None for ordinary ops.
+    on_one_device: whether programs for several devices become programs for one.
   """
 
   def __init__(
@@ -60,10 +62,17 @@ class Conversion:
     destination: Destination,
     composites: frozenset[str] = frozenset(),
     target: native.Target | None = None,
+    on_one_device: bool = True,
   ):
     self._target = target
     self._destination = destination
-    self._subject = Subject(traced.name, destination, composites, is_native=target is not None)
+    self._subject = Subject(
+      traced.name,
+      destination,
+      composites,
+      is_native=target is not None,
+      on_one_device=on_one_device,
+    )
     self._prepare: Prepare = (
       prepare if target is None else functools.partial(native.prepare, target)
     )
@@ -71,7 +80,7 @@ class Conversion:
     self._jaxpr = passed(Stage.DIFFERENTIATED, jaxpr, self._subject) if orders else jaxpr
     self._program = self._prepare(self._jaxpr, self._subject)
     if target is None:
-      _check_placement(traced, destination)
+      _check_placement(traced, self._program.jaxpr, destination)
     self._on_several_devices = target is not None and native.runs_on_several_devices(traced.jaxpr)
     self.traced = traced
     self._dimensions = traced.dimensions
@@ -231,10 +240,10 @@ def _argument(operand: tf.Tensor, aval: Any, number: int) -> tf.Tensor:
   return tf.ensure_shape(operand, sizes, name)
 
 
-def _check_placement(traced: TracedFunction, destination: Destination) -> None:
+def _check_placement(traced: TracedFunction, jaxpr: ClosedJaxpr, destination: Destination) -> None:
   """Raises ValueError for devices that TensorFlow lacks; warns about shardings that the graph
   drops."""
-  lowered = list(lowered_equations(traced.jaxpr, destination))
+  lowered = list(lowered_equations(jaxpr, destination))
   missing = {
     f"  {place} ({device} in TensorFlow) at {where()}"
     for eqn, where in lowered
@@ -256,8 +265,11 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
     ]
   ):
     raise lowering_error(traced.name, gaps)
-  spread = dict.fromkeys(where() for eqn, where in lowered if has_sharding(eqn))
-  if spread and not destination.annotates_shardings:
+  if destination.annotates_shardings or meshes.has_programs(
+    traced.jaxpr
+  ):  # asked for, on one device
+    return
+  if spread := dict.fromkeys(where() for eqn, where in lowered if has_sharding(eqn)):
     warn_user(
       f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in "
       "the graph: convert with keep_shardings=True "

@@ -74,7 +74,8 @@ class UnsupportedEquation:
 
 ACROSS_DEVICES = (
   "it communicates between devices, which TensorFlow graphs leave to tf.distribute",
-  "convert the per-device function and put tf.distribute around it, or lower natively",
+  "convert with meshes='one_device', convert the per-device function and put tf.distribute around "
+  "it, or lower natively",
 )
 
 
@@ -190,7 +191,31 @@ def hints() -> Iterator[None]:
   except Exception as error:
     if constraints := settling_constraints(error):
       error.add_note(_hint(*constraints))
+    for words, note in _NOTES_ON_DEVICES.items():
+      if words in str(error):
+        error.add_note(note)
     raise
+
+
+_PRETEND = (
+  "This process has fewer devices than the function names. Make its meshes, and call what is "
+  "converted, inside `with jax2tf.pretend_devices(n):`, or give it a "
+  "jax.sharding.AbstractMesh(sizes, names, axis_types=...)"
+)
+# A part of JAX's message -> what the user can do. JAX 0.10.2 and 0.12.0.1 have the same words.
+_NOTES_ON_DEVICES = {
+  "must be >= the product of mesh_shape": _PRETEND,
+  "cannot select an axis to squeeze out": _PRETEND,
+  "does not match the specs of the input": (
+    "The mesh has Explicit axes, which is jax.make_mesh's default, and the arguments of a "
+    "converted function have no shardings. Make it with axis_types=(jax.sharding.AxisType.Auto,) "
+    "* n, or put jax.sharding.reshard around the arguments inside of the function"
+  ),
+  "that are not evenly divisible by the corresponding mesh axis sizes": (
+    'Write a polymorphic dimension as a multiple of the devices along it, such as "8*b". A mesh of '
+    "one device takes any size"
+  ),
+}
 
 
 def _hint(holds: str, fails: str) -> str:

@@ -51,6 +51,15 @@ def part(jaxpr: Any, eqns: Sequence[Eqn], results: Sequence[Any]) -> ClosedJaxpr
   )
 
 
+def constants_as_operands(jaxpr: ClosedJaxpr) -> Jaxpr:
+  """An open jaxpr that takes its constants as first operands."""
+  inner = opened(jaxpr)
+  without: dict[str, Any] = {} if inner is not jaxpr else {"consts": []}
+  operands = [*inner.constvars, *inner.invars]
+  names = inner.debug_info.with_unknown_names()
+  return inner.replace(constvars=[], invars=operands, debug_info=names, **without)
+
+
 def inner_jaxprs(eqn: Eqn) -> list[Jaxpr]:
   """The jaxprs among the params of an equation, opened."""
   return list(jaxprs_in_params(eqn.params))
@@ -169,7 +178,8 @@ def map_params(
     if isinstance(value, tuple | list) and any(
       isinstance(item, ClosedJaxpr | Jaxpr) for item in value
     ):
-      return type(value)(map(changed, value))
+      new = list(map(changed, value))
+      return value._make(new) if hasattr(value, "_make") else type(value)(new)
     return value
 
   return {name: changed(value) for name, value in params.items()}

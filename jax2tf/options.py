@@ -28,6 +28,13 @@ def check_platforms(argument: str, platforms: Any) -> None:
     )
 
 
+def is_on_one_device(meshes: str) -> bool:
+  """Whether programs for several devices become programs for one; validates `meshes`."""
+  if meshes not in ("one_device", "error"):
+    raise ValueError(f"meshes = {meshes!r}: give 'one_device' or 'error'")
+  return meshes == "one_device"
+
+
 _PLACE = re.compile(r"(cpu|gpu|cuda|rocm|tpu)(:\d+)?|host")
 _TF_DEVICE = re.compile(r"(/job:\w+)?(/replica:\d+)?(/task:\d+)?(/device:|/)?[A-Za-z_]+:\d+")
 

@@ -26,6 +26,7 @@ from jax.extend.core import Jaxpr, check_jaxpr
 from jax2tf import _jax_compat, effects, errors, idioms, jaxprs
 from jax2tf.dtypes import data_of
 from jax2tf.expansion import expanded, why_not
+from jax2tf.expansions import meshes
 from jax2tf.idioms import fused, loop_rows
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, opened, with_equations
 from jax2tf.key_data import on_words
@@ -48,6 +49,7 @@ class Subject:
     composites: names of the idioms that use TensorFlow's composite ops.
     is_native: whether JAX lowers the jaxpr, to a module.
     is_recomputed: whether the function runs too, so that the jaxpr repeats its effects.
+    on_one_device: whether programs for several devices become programs for one.
   """
 
   function: str
@@ -55,6 +57,7 @@ class Subject:
   composites: frozenset[str] = frozenset()
   is_native: bool = False
   is_recomputed: bool = False
+  on_one_device: bool = True
 
 
 class Stage(enum.Enum):
@@ -100,6 +103,10 @@ def _without_refs(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
   # JAX has no rule to discharge it.
   _refuse(jaxpr, of, lambda eqn: eqn.primitive.name == "custom_lin")
   return _jax_compat.without_refs(jaxpr)
+
+
+def _on_one_device(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
+  return meshes.on_one_device(jaxpr) if of.on_one_device else jaxpr
 
 
 def _with_library_calls(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
@@ -152,6 +159,12 @@ PASSES: tuple[Pass, ...] = (
     Stage.OUTERMOST,
     _without_refs,
     "a custom_vjp whose refs are discharged before is differentiated without its own rule",
+  ),
+  Pass(
+    "one device",
+    Stage.OUTERMOST,
+    _on_one_device,
+    "JAX has derived what several devices do, also by a user's own rules, and needs no refs for it",
   ),
   Pass(
     "normal form",
@@ -294,7 +307,12 @@ def gap(eqn: Eqn) -> tuple[str, str]:
       "of their own"
     )
     return reason, "use arrays of numbers, or typed PRNG keys (jax.random.key)"
+  if why := meshes.why_not(eqn):
+    return f"it runs on several devices, and for one device {why}", _LOWER_NATIVELY
   return refusal(eqn.primitive) or errors.no_rule(why_not(eqn))
+
+
+_LOWER_NATIVELY = "rewrite this part for one device, or lower natively"
 
 
 def _foreign(eqn: Eqn) -> Any:

@@ -146,7 +146,7 @@ def rule_for(primitive: Primitive) -> Rule | None:
 _PACKAGES_OF_JAX = ("jax", "jax_triton")
 
 
-def _is_of_jax(primitive: Primitive) -> bool:
+def is_of_jax(primitive: Primitive) -> bool:
   """Whether a module of JAX holds this primitive, and not just one of the same name."""
   modules = (
     m for name, m in list(sys.modules.items()) if name.partition(".")[0] in _PACKAGES_OF_JAX
@@ -158,7 +158,7 @@ def refusal(primitive: Primitive) -> tuple[str, str] | None:
   """(reason, advice) for a primitive of JAX that is refused on purpose; None for all others, also
   for one of a library that has the same name."""
   reason_and_advice = UNSUPPORTED.get(primitive.name)
-  return reason_and_advice if reason_and_advice and _is_of_jax(primitive) else None
+  return reason_and_advice if reason_and_advice and is_of_jax(primitive) else None
 
 
 def lowered_inside(eqn: Eqn) -> Sequence[Any]:

@@ -33,7 +33,7 @@ from ..saved_model.builder import Model
 from ..saved_model.draws import HOSTILE, SUBNORMAL
 from ..saved_model.state import State
 from ..verify import answers as compare
-from ..verify import plan
+from ..verify import plan, references
 from ..verify.report import Report
 from . import replay
 
@@ -433,7 +433,7 @@ def _of_builder(
 
     before = [state.stored()] if state else []
     traced = fun, (specs, *before, *arguments.unflatten(arguments.avals))
-    called = functools.partial(jax.jit(_unchecked(reference, concrete)), params)
+    called = functools.partial(references.jitted(_unchecked(reference, concrete)), params)
     signatures_of_model[name] = Signature(name, record, concrete, called, traced, model, state)
   return signatures_of_model
 
@@ -445,7 +445,7 @@ def _reset(initial: Sequence[Any], *_: Any) -> Any:
 def _jitted(fun: Callable[..., Any], params: Any) -> Callable[..., Any]:
   """The function of its inputs. Parameters are arguments, because XLA would fold constants, and
   NumPy arrays refuse tracer indices."""
-  jitted = jax.jit(fun)
+  jitted = references.jitted(fun)
   return jitted if params is None else functools.partial(jitted, jax.tree.map(jnp.asarray, params))
 
 

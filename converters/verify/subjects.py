@@ -6,16 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.experimental import checkify
 
 from jax2tf.messages import Argument, ArgumentError, Aside, Message, Text, joined
 
 from ..bundle import manifest
 from ..saved_model import draws, kinds
 from ..saved_model.state import Layout
-from . import plan
+from . import plan, references
 
 
 def chosen(
@@ -125,30 +123,9 @@ def subjects(
     fun = remembered.of_stored(fun, lead=int(has_params)) if remembered else fun
     paths = remembered.paths if remembered else ()
     subjects.append(
-      plan.Subject(name, record, _jitted(fun) if name in plain else fun, order, paths)
+      plan.Subject(name, record, references.jitted(fun) if name in plain else fun, order, paths)
     )
   return subjects, skipped
-
-
-def _jitted(fun: Callable[..., Any]) -> Callable[..., Any]:
-  """The function under jax.jit, with `checkify` if it has checks. A failing check raises, as in the
-  model."""
-  plain, checked, has_checks = jax.jit(fun), jax.jit(checkify.checkify(fun)), False
-
-  def run(*args: Any) -> Any:
-    nonlocal has_checks
-    try:
-      if not has_checks:
-        return plain(*args)
-    except ValueError as error:
-      if "which was not functionalized" not in str(error):
-        raise
-      has_checks = True
-    failure, results = checked(*args)
-    failure.throw()
-    return results
-
-  return run
 
 
 def _order(

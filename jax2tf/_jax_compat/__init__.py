@@ -112,6 +112,16 @@ def optional_primitive(name: str, *modules: Any) -> Primitive | None:
   )
 
 
+# Whether `lax.ppermute` counts devices in the order of the mesh, in whatever order it names axes.
+# Otherwise it refuses another order.
+PERMUTES_IN_ORDER_OF_MESH = not hasattr(jax.config, "jax_raise_on_ppermute_sort_diff")
+
+
+def is_of_axes(effect: Any) -> bool:
+  """Whether an effect only says that an equation names an axis."""
+  return isinstance(effect, _core.NamedAxisEffect)
+
+
 def named_scopes(eqn: Eqn) -> str:
   """The user's name scopes around an equation, such as `attention/softmax`, without JAX's
   transformations."""

@@ -1,10 +1,12 @@
-"""What JAX knows of its primitives: which of them compute each element alone."""
+"""What JAX's vmap knows of primitives and of values."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
+from jax import lax
 from jax._src.interpreters import batching
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
@@ -22,6 +24,18 @@ def is_elementwise(primitive: Primitive) -> bool:
   """
   rule = batching.fancy_primitive_batchers.get(primitive)
   return getattr(rule, "func", None) in _ELEMENTWISE
+
+
+def first_along(value: Any, axis: Any) -> Any:
+  """What the first of the functions that `jax.vmap` maps along a named axis has of a value of these
+  functions.
+
+  The value itself if it is the same in all of them.
+  """
+  if not isinstance(value, batching.BatchTracer) or value._trace.axis_data.name != axis:
+    return value
+  dimension: Any = value.batch_dim
+  return lax.index_in_dim(value.val, 0, dimension, keepdims=False)
 
 
 @contextlib.contextmanager

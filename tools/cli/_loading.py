@@ -239,7 +239,17 @@ def _orbax(path: Path) -> Any:
     raise UsageError(
       "reading an Orbax checkpoint needs orbax-checkpoint: pip install 'jax2tf[checkpoints]'"
     ) from error
-  return orbax.checkpoint.PyTreeCheckpointer().restore(_orbax_item(path).absolute())
+  checkpointer, item = orbax.checkpoint.PyTreeCheckpointer(), _orbax_item(path).absolute()
+  step = checkpointer.metadata(item)
+  tree = getattr(getattr(step, "item_metadata", None), "tree", None)
+
+  def of(leaf: Any) -> Any:
+    # Arrays that were on several devices, which may not be here, are read into NumPy's.
+    is_spread = hasattr(getattr(leaf, "sharding", None), "partition_spec")
+    return orbax.checkpoint.RestoreArgs(restore_type=np.ndarray if is_spread else None)
+
+  arguments = None if tree is None else jax.tree.map(of, tree)
+  return checkpointer.restore(item, restore_args=arguments)
 
 
 def _orbax_item(path: Path) -> Path:

@@ -1,0 +1,130 @@
+"""Evaluates a jaxpr by tracing its equations again, some of them by other functions; also in the
+bodies of loops and branches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.extend.core.primitives as P
+import numpy as np
+from jax.extend.core import Literal
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec, Sharding, use_abstract_mesh
+
+from jax2tf import jaxprs
+from jax2tf._jax_compat import batching
+from jax2tf.jaxprs import Eqn, closed, opened
+from jax2tf.lines import user_line
+
+# Calls whose function is evaluated in their place, and the param that holds it. Derivatives have
+# been taken, and a device calls the function of a custom_vmap itself.
+CALLED = {
+  "jit": "jaxpr",
+  "closed_call": "call_jaxpr",
+  "core_call": "call_jaxpr",
+  "custom_jvp_call": "call_jaxpr",
+  "custom_vjp_call": "call_jaxpr",
+  "custom_vmap_call": "call",
+  "custom_partitioning": "call",
+}
+_NO_MESH = AbstractMesh((), ())
+_OF_MESHES = (Sharding, PartitionSpec, Mesh, AbstractMesh)
+
+
+def specs_of(atoms: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+  """What to trace with, for operands such as these, without their meshes."""
+  avals = [atom.aval for atom in atoms]
+  return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+
+
+class RetracingError(ValueError):
+  """An equation cannot be traced again; the message names it and its line."""
+
+
+@contextlib.contextmanager
+def _named(eqn: Eqn) -> Iterator[None]:
+  """Makes an exception of JAX's rules one that names the equation."""
+  try:
+    yield
+  except RetracingError:
+    raise
+  except Exception as error:
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    at = f"'{eqn.primitive.name}' at {user_line(eqn)}"
+    raise RetracingError(f"{at} cannot be traced: {reason}") from error
+
+
+class Rule(Protocol):
+  """Computes the results of an equation in another way."""
+
+  def __call__(self, eqn: Eqn, *operands: Any) -> Sequence[Any]:
+    """All results of the equation."""
+
+
+class Retracing:
+  """Traces jaxprs again, without meshes and shardings.
+
+  Attributes:
+    rules: name of a primitive -> how its equations are computed. All others are bound as they are.
+  """
+
+  def __init__(self, rules: Mapping[str, Rule]):
+    self.rules = rules
+
+  def evaluate(self, jaxpr: Any, *operands: Any) -> list[Any]:
+    """The results of a jaxpr, open (without constants) or closed."""
+    whole = closed(jaxpr)
+    inner = opened(whole)
+    values: dict[Any, Any] = dict(zip(inner.constvars, whole.consts, strict=True))
+    values.update(zip(inner.invars, operands, strict=True))
+
+    def read(atom: Any) -> Any:
+      # The value of a literal has the type of the mesh that it was made in.
+      return np.asarray(atom.val, _dtype(atom)) if isinstance(atom, Literal) else values[atom]
+
+    for eqn in inner.eqns:
+      with batching.traced_as(eqn), use_abstract_mesh(_NO_MESH), _named(eqn):
+        results = self.results(eqn, [read(atom) for atom in eqn.invars])
+      values.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in inner.outvars]
+
+  def retraced(self, jaxpr: Any) -> Any:
+    """A closed jaxpr without meshes that computes the same."""
+    specs = specs_of(opened(jaxpr).invars)
+    return jax.make_jaxpr(lambda *operands: self.evaluate(jaxpr, *operands))(*specs)
+
+  def results(self, eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation."""
+    name = eqn.primitive.name
+    if name in self.rules:
+      return self.rules[name](eqn, *operands)
+    if name in CALLED:
+      return self._called(eqn, operands)
+    if eqn.primitive is P.remat_p:  # its jaxpr is open, and so without constants
+      inner = self.retraced(eqn.params["jaxpr"])
+      operands = [*inner.consts, *operands]
+      params = {**eqn.params, "jaxpr": jaxprs.constants_as_operands(inner)}
+    else:
+      params = jaxprs.map_params(eqn.params, self.retraced)
+    return self.bind(eqn, *operands, **params)
+
+  def bind(self, eqn: Eqn, *operands: Any, **params: Any) -> Sequence[Any]:
+    """The results of the primitive of an equation with other params, which lose their meshes."""
+    plain = {name: _without_mesh(value) for name, value in params.items()}
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(plain))
+    return results if eqn.primitive.multiple_results else [results]
+
+  def _called(self, call: Eqn, operands: Sequence[Any]) -> list[Any]:
+    name = call.params.get("name", "")
+    with jax.named_scope(name) if name else contextlib.nullcontext():
+      return self.evaluate(call.params[CALLED[call.primitive.name]], *operands)
+
+
+def _dtype(atom: Any) -> Any:
+  return atom.aval.dtype
+
+
+def _without_mesh(param: Any) -> Any:
+  return None if isinstance(param, _OF_MESHES) else param
