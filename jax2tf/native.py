@@ -30,7 +30,7 @@ from jax.interpreters import mlir
 from jax2tf import _jax_compat, _tf_compat, errors, jaxprs
 from jax2tf._jax_compat import jit_info
 from jax2tf.dtypes import as_dtype, in_bytes, physical, tf_dtype
-from jax2tf.expansion import expanded
+from jax2tf.expansions.libraries import expanded
 from jax2tf.interpreter import GraphEmitter
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, opened
 from jax2tf.lines import UNKNOWN

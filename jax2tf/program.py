@@ -25,8 +25,8 @@ from jax.extend.core import Jaxpr, check_jaxpr
 
 from jax2tf import _jax_compat, effects, errors, idioms, jaxprs
 from jax2tf.dtypes import data_of
-from jax2tf.expansion import expanded, why_not
 from jax2tf.expansions import meshes
+from jax2tf.expansions.libraries import expanded, why_not
 from jax2tf.idioms import fused, loop_rows
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, opened, with_equations
 from jax2tf.key_data import on_words

@@ -25,6 +25,9 @@ def pretend_devices(n: int) -> Iterator[None]:
   Args:
     n: the number of devices, at least 1.
 
+  Returns:
+    a context manager.
+
   Raises:
     ValueError: `n` is not a positive integer.
 

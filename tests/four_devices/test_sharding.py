@@ -162,12 +162,16 @@ def test_callbacks_on_several_devices_are_refused_by_name_and_line() -> None:
     graph_of(fun, X, native_serialization=True, native_serialization_platforms=["tpu"])
 
 
-def test_the_graph_lowering_refuses_collectives_with_the_line() -> None:
+def test_the_graph_lowering_computes_on_one_device() -> None:
+  np.testing.assert_allclose(jax2tf.convert(across)(X), across(X), rtol=1e-6, atol=1e-6)
+
+
+def test_the_graph_lowering_can_refuse_several_devices_with_the_line() -> None:
   with pytest.raises(
     NotImplementedError,
     match=r"(?s)'shard_map' not implemented.*test_sharding.py:\d+.*lower natively",
   ):
-    graph_of(across, X)
+    graph_of(across, X, meshes="error")
 
 
 def test_the_graph_lowering_warns_once_of_what_it_leaves_out() -> None:
