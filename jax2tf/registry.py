@@ -6,6 +6,7 @@ primitive object, so a primitive that JAX renames fails at our import.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,6 +147,7 @@ def rule_for(primitive: Primitive) -> Rule | None:
 _PACKAGES_OF_JAX = ("jax", "jax_triton")
 
 
+@functools.cache
 def is_of_jax(primitive: Primitive) -> bool:
   """Whether a module of JAX holds this primitive, and not just one of the same name."""
   modules = (

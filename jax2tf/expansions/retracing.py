@@ -17,6 +17,7 @@ from jax2tf import jaxprs
 from jax2tf._jax_compat import batching
 from jax2tf.jaxprs import Eqn, closed, opened
 from jax2tf.lines import user_line
+from jax2tf.registry import is_of_jax
 
 # Calls whose function is evaluated in their place, and the param that holds it. Derivatives have
 # been taken, and a device calls the function of a custom_vmap itself.
@@ -98,7 +99,7 @@ class Retracing:
   def results(self, eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
     """The results of an equation."""
     name = eqn.primitive.name
-    if name in self.rules:
+    if name in self.rules and is_of_jax(eqn.primitive):
       return self.rules[name](eqn, *operands)
     if name in CALLED:
       return self._called(eqn, operands)
