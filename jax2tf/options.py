@@ -31,7 +31,7 @@ def check_platforms(argument: str, platforms: Any) -> None:
 def is_on_one_device(meshes: str) -> bool:
   """Whether programs for several devices become programs for one; validates `meshes`."""
   if meshes not in ("one_device", "error"):
-    raise ValueError(f"meshes = {meshes!r}: give 'one_device' or 'error'")
+    raise ArgumentError("meshes", meshes, advice="give 'one_device' or 'error'")
   return meshes == "one_device"
 
 

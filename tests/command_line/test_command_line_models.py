@@ -3,6 +3,9 @@ without their library."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +33,27 @@ def test_folders_of_a_checkpoint_manager(tmp_path: Path) -> None:
     assert _loading.parameters(str(tmp_path / source))["w"].tolist() == [value] * 2
   with pytest.raises(_loading.UsageError, match=r"1 holds ema, params; name one, as in .*1/ema"):
     _loading.parameters(str(tmp_path / "two"))
+
+
+_WRITES_ON_EIGHT_DEVICES = """
+import sys
+import jax, numpy, orbax.checkpoint
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Auto,))
+rows = NamedSharding(mesh, PartitionSpec("i"))
+w = jax.device_put(numpy.arange(16.0, dtype="f4"), rows)
+with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+  checkpointer.save(sys.argv[1], {"w": w, "n": 3})
+"""
+
+
+def test_a_checkpoint_of_devices_that_are_not_here(tmp_path: Path) -> None:
+  path = tmp_path / "sharded"
+  command = [sys.executable, "-c", _WRITES_ON_EIGHT_DEVICES, str(path)]
+  devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+  subprocess.run(command, env={**os.environ, **devices}, check=True)
+  params = _loading.parameters(str(path))
+  assert params["w"].tolist() == list(range(16)) and params["n"] == 3
 
 
 def test_what_makes_a_model_is_no_function_to_convert() -> None:

@@ -234,6 +234,7 @@ def _safetensors(path: Path) -> dict[str, Any]:
 
 def _orbax(path: Path) -> Any:
   try:
+    import jax  # noqa: PLC0415  (seconds)
     import orbax.checkpoint  # noqa: PLC0415  (an extra)
   except ModuleNotFoundError as error:
     raise UsageError(
@@ -243,12 +244,12 @@ def _orbax(path: Path) -> Any:
   step = checkpointer.metadata(item)
   tree = getattr(getattr(step, "item_metadata", None), "tree", None)
 
-  def of(leaf: Any) -> Any:
+  def how(leaf: Any) -> Any:
     # Arrays that were on several devices, which may not be here, are read into NumPy's.
     is_spread = hasattr(getattr(leaf, "sharding", None), "partition_spec")
     return orbax.checkpoint.RestoreArgs(restore_type=np.ndarray if is_spread else None)
 
-  arguments = None if tree is None else jax.tree.map(of, tree)
+  arguments = None if tree is None else jax.tree.map(how, tree)
   return checkpointer.restore(item, restore_args=arguments)
 
 
