@@ -366,7 +366,7 @@ def test_explicit_axes_with_reshard() -> None:
 
 def test_meshes_is_validated_and_can_refuse() -> None:
   fun = CASES["two products"].fun
-  with pytest.raises(ValueError, match="meshes = 'gpu': give 'one_device' or 'error'"):
+  with pytest.raises(ValueError, match="meshes = 'gpu'; give 'one_device' or 'error'"):
     jax2tf.convert(fun, meshes="gpu")
   with pytest.raises(jax2tf.LoweringError, match=r"meshes='one_device'.*lower natively"):
     jax2tf.convert(fun, meshes="error")(Y, W)
