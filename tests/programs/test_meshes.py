@@ -293,6 +293,20 @@ def test_rows_that_devices_send_to_each_other() -> None:
   np.testing.assert_array_equal(found, [1, 3, 0, 0, 2, 2, 4, 0])
 
 
+def test_what_one_device_sends_to_all() -> None:
+  """JAX on CPU has no pbroadcast."""
+  mesh = AbstractMesh((2, 4), ("a", "b"), axis_types=(AUTO, AUTO))
+  blocks = P(("a", "b"))
+
+  def of(axes: Any, source: int) -> Any:
+    fun = lambda x: lax.pbroadcast(x, axes, source)  # noqa: E731
+    mapped = jax.shard_map(fun, mesh=mesh, in_specs=blocks, out_specs=blocks, check_vma=False)
+    return jax2tf.convert(mapped)(np.arange(8, dtype=np.float32))
+
+  np.testing.assert_array_equal(of("b", 2), [2, 2, 2, 2, 6, 6, 6, 6])
+  np.testing.assert_array_equal(of(("a", "b"), 5), [5] * 8)
+
+
 def test_pretended_devices_are_there_for_all_that_traces() -> None:
   with jax2tf.pretend_devices(8):
     assert jax.device_count() == len(jax.local_devices()) == 8
