@@ -97,6 +97,16 @@ def convolve(p: Any, x: Any) -> Any:
   )
 
 
+def by_hand(p: Any, x: Any) -> Any:
+  """As an MLP over both axes is written with `jax.shard_map`."""
+
+  def layer(p: Any, x: Any) -> Any:
+    return lax.psum(jnp.tanh(x @ p["up"]) @ p["down"], "model")
+
+  specs = {"up": P(None, "model"), "down": P("model")}
+  return jax.shard_map(layer, mesh=mesh(), in_specs=(specs, P("data")), out_specs=P("data"))(p, x)
+
+
 def minilm_case(data_parallel: bool = False) -> Case:
   """all-MiniLM-L6-v2; a quarter of each kernel of its layers is on a device, or a quarter of the
   rows."""
@@ -148,6 +158,8 @@ CASES = {
     draw(4, 4),
     "b, _",
   ),
+  # DTensor chooses the layouts of its gradients.
+  "shard_map": lambda: Case(by_hand, UP_DOWN, draw(4, 4), "2*b, _", gradient=False),
   "cholesky of rows": lambda: Case(
     lambda p, x: jnp.linalg.cholesky(gram(x @ p["w"])),
     PLAIN,

@@ -37,6 +37,7 @@ LONG = [
   pytest.param(*case, marks=pytest.mark.pipelines)
   for case in (
     ("encoder", 1),
+    ("shard_map", 1),
     ("data parallel", 1),
     ("minilm", 1),
     ("minilm", 2),
