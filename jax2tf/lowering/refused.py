@@ -29,6 +29,7 @@ UNSUPPORTED.update(
         "all_gather_reduced",
         "all_to_all",
         "axis_index",
+        "custom_partitioning",
         "mpmd_map",
         "pbroadcast",
         "ppermute",
@@ -70,7 +71,6 @@ UNSUPPORTED.update(
     ),
     **dict.fromkeys(
       [
-        "custom_partitioning",
         "ffi_call",
         "pallas_call",
         "core_map",

@@ -82,7 +82,8 @@ def _harnesses() -> Iterator[str]:
     yield from (f"### JAX {version}", "")
     yield (
       f"{section['primitives'] - len(section['without_rule'])} of {section['primitives']} public "
-      f"primitives have a lowering rule; refused, each with a reason and a way out: {refused}."
+      f"primitives have a lowering rule; refused, each with a reason and a way out: {refused}. "
+      "Collectives are computed in the program that names their axes: `shard_map`, `pmap` or `vmap`."
     )
     groups = section["groups"]
     ways = sorted({way for counts in groups.values() for way in counts})
