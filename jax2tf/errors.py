@@ -60,6 +60,18 @@ class InternalError(AssertionError):
   """A lowering rule violated its contract: the result would differ from JAX."""
 
 
+class InexpressibleError(ValueError):
+  """An equation has no meaning for arrays; str() says why, as a clause.
+
+  Attributes:
+    advice: what the user can do; empty for the general one.
+  """
+
+  def __init__(self, message: str, advice: str = ""):
+    super().__init__(message)
+    self.advice = advice
+
+
 @dataclass(frozen=True)
 class UnsupportedEquation:
   """One equation that cannot be lowered, or one op that a runtime lacks: what, where, and what the

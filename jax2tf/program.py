@@ -25,7 +25,7 @@ from jax.extend.core import Jaxpr, check_jaxpr
 
 from jax2tf import _jax_compat, effects, errors, idioms, jaxprs
 from jax2tf.dtypes import data_of
-from jax2tf.expansions import meshes
+from jax2tf.expansions import kernels, meshes
 from jax2tf.expansions.libraries import expanded, why_not
 from jax2tf.idioms import fused, loop_rows
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, opened, with_equations
@@ -109,6 +109,10 @@ def _on_one_device(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
   return meshes.on_one_device(jaxpr) if of.on_one_device else jaxpr
 
 
+def _without_kernels(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
+  return _without_prints(kernels.on_arrays(jaxpr), of)
+
+
 def _with_library_calls(jaxpr: Jaxpr, of: Subject) -> Jaxpr:
   return with_equations(jaxpr, expanded(jaxpr))
 
@@ -165,6 +169,13 @@ PASSES: tuple[Pass, ...] = (
     Stage.OUTERMOST,
     _on_one_device,
     "JAX has derived what several devices do, also by a user's own rules, and needs no refs for it",
+  ),
+  Pass(
+    "kernels on arrays",
+    Stage.OUTERMOST,
+    _without_kernels,
+    "JAX has taken the derivatives that users give their kernels, and would take others of loops; "
+    "the next pass inlines the calls",
   ),
   Pass(
     "normal form",
@@ -309,6 +320,8 @@ def gap(eqn: Eqn) -> tuple[str, str]:
     return reason, "use arrays of numbers, or typed PRNG keys (jax.random.key)"
   if why := meshes.why_not(eqn):
     return f"it runs on several devices, and for one device {why}", _LOWER_NATIVELY
+  if kernels.is_kernel(eqn):
+    return kernels.why_not(eqn)
   return refusal(eqn.primitive) or errors.no_rule(why_not(eqn))
 
 

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 
 from jax2tf import _jax_compat, jaxprs
 from jax2tf._jax_compat import batching
-from jax2tf.expansions import collectives
+from jax2tf.expansions import collectives, kernels
 from jax2tf.expansions.collectives import Axes, Scope
 from jax2tf.expansions.retracing import CALLED, Retracing, Rule, specs_of
 from jax2tf.jaxprs import Eqn
@@ -66,7 +66,7 @@ def one_device(fun: Callable[..., Any]) -> Callable[..., Any]:
 
   Args:
     fun: a function of pytrees of arrays, with `jax.shard_map`, `jax.pmap`, collectives or shardings
-      of devices that need not be here (`pretend_devices`).
+      of devices that need not be here (`pretend_devices`), and with Pallas kernels for any of them.
 
   Returns:
     a function of the same arguments, with the same results.
@@ -120,6 +120,8 @@ def _is_program(eqn: Eqn) -> bool:
 
 
 def _on_one_device(eqn: Eqn) -> Any:
+  if eqn.primitive.name in kernels.NAMES:  # whose jaxprs are of refs
+    return eqn
   if not _is_program(eqn):
     return jaxprs.map_inner(eqn, on_one_device)
   # any exception of JAX's rules; preflight reports it by `why_not`
@@ -156,6 +158,7 @@ class OneDevice(Retracing):
       "device_put": _identity,
       "pure_callback": self._callback,
       "shard_map": self._shard_map,
+      **dict.fromkeys(kernels.NAMES, self._kernel),
     }
     super().__init__({**collective, **identities, **random, **programs})
 
@@ -180,6 +183,11 @@ class OneDevice(Retracing):
     ]
     mine = collectives.axis_index(axes)
     return [jnp.stack(list(ys))[mine] for ys in zip(*each, strict=True)]
+
+  def _kernel(self, eqn: Eqn, *operands: Any) -> Sequence[Any]:
+    if kernels.is_kernel(eqn):
+      return kernels.results(eqn, *operands)
+    return self.bind(eqn, *operands, **eqn.params)  # for the user's lowering rule
 
   def _shard_map(self, eqn: Eqn, *operands: Any) -> Sequence[Any]:
     params = eqn.params

@@ -30,7 +30,6 @@ UNSUPPORTED.update(
         "all_to_all",
         "axis_index",
         "custom_partitioning",
-        "mpmd_map",
         "pbroadcast",
         "ppermute",
         "psum_invariant",
@@ -72,7 +71,6 @@ UNSUPPORTED.update(
     **dict.fromkeys(
       [
         "ffi_call",
-        "pallas_call",
         "core_map",
         "cudnn_fusion",
         "run_scoped",
