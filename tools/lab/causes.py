@@ -10,7 +10,7 @@ from jax2tf.tools.lab import reports
 # A pattern of "primitive: reason", and what the first cell of the limitation has.
 _LINES: tuple[tuple[str, str], ...] = (
   ("calls back into Python", "A `pure_callback` or `io_callback` in a SavedModel"),
-  ("its body is a compiled kernel|FFI|between devices", "Pallas, FFI and other kernels"),
+  ("its body is a compiled kernel|FFI|between devices", "FFI and other compiled kernels"),
   ("^bitcast_convert_type: TensorFlow has no bitcast", "Bitcasts of 4-bit types"),
   ("^dot_general: Unsupported precision", "Named dot algorithms"),
   ("is an extended dtype, whose elements", "Extended dtypes whose elements are arrays"),
