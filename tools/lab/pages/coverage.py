@@ -83,7 +83,7 @@ def _harnesses() -> Iterator[str]:
     yield (
       f"{section['primitives'] - len(section['without_rule'])} of {section['primitives']} public "
       f"primitives have a lowering rule; refused, each with a reason and a way out: {refused}. "
-      "Collectives are computed in the program that names their axes: `shard_map`, `pmap` or `vmap`."
+      "Collectives are computed in the program that names their axes: `shard_map`, `pmap`, `vmap`."
     )
     groups = section["groups"]
     ways = sorted({way for counts in groups.values() for way in counts})
