@@ -107,17 +107,34 @@ def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Ten
   "MatMul",
   "BatchMatMulV2",
   on="tflite",
-  because="LiteRT 2.3: no kernel for integers, nor for a vector whose Reshape the converter drops",
+  because="LiteRT 2.3: no kernel for integers, nor for a vector whose Reshape the converter drops; "
+  "of 5 dimensions at most",
 )
 @widened
-def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
+def _matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """[..., i, k], [..., k, j] -> [..., i, j], a sum of products where LiteRT has no kernel."""
   if x.dtype.is_floating and not _is_from_vector(op):
+    is_deep = x.shape.rank is not None and x.shape.rank > _OF_MATMUL
+    if is_deep and x.shape[:-2] == y.shape[:-2]:
+      return [_in_one_batch(op, x, y)]
     return again(op, (x, y), WIDER)
   first, second = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
   x = tf.linalg.matrix_transpose(x) if op.get_attr(first) else x
   y = tf.linalg.matrix_transpose(y) if op.get_attr(second) else y
   return [tf.reduce_sum(tf.expand_dims(x, -1) * tf.expand_dims(y, -3), -2)]
+
+
+# Dimensions of LiteRT's BatchMatMul.
+_OF_MATMUL = 5
+
+
+def _in_one_batch(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """A product whose operands have the same batch dimensions, with these in one."""
+  batch = sizes_of(x)[:-2]
+  flat = [tf.reshape(z, tf.stack([-1, *sizes_of(z)[-2:]])) for z in (x, y)]
+  [product] = again(op, flat, WIDER)
+  whole = tf.reshape(product, tf.stack([*batch, *sizes_of(product)[-2:]]))
+  return with_shape(whole, op.outputs[0].shape)
 
 
 @replaces(

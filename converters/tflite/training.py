@@ -23,7 +23,7 @@ from ..saved_model.arguments import Arguments, input_specs
 from ..saved_model.builder import Model
 from ..saved_model.domain import Domain
 from ..verify import answers as compare
-from ..verify import plan
+from ..verify import plan, references
 from ..verify.report import Report
 from . import runtime
 from .replacements import TABLE
@@ -106,7 +106,7 @@ class Training:
     model.add(
       taking_leaves(fun), inputs={**of_leaves, **inputs}, outputs=outputs, signatures="infer"
     )
-    return cls(params, names, jax.jit(step), jax.jit(fun), Source.of(model))
+    return cls(params, names, references.jitted(step), references.jitted(fun), Source.of(model))
 
   def converted(self) -> bytes:
     """The .tflite model.

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax2tf
-from jax2tf.converters import onnx, saved_model
+from jax2tf.converters import onnx, saved_model, tflite
 from tests.programs.on_devices import CASES, LINE, PROGRAMS, UNEVEN, W, X, Y, floats_of, on_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -99,6 +99,16 @@ def test_a_program_becomes_an_onnx_file(reference: Mapping[str, Any], tmp_path: 
   onnx.save(fun, (gate, experts), path, inputs={"x": f"f32[{x.shape[0]},{x.shape[1]}]"})
   [y] = onnx.run(path, {"x": x}).values()
   assert_as_on_devices(reference, "value", "mixture of experts", [y], case.tolerance)
+
+
+def test_a_program_becomes_a_litert_file(reference: Mapping[str, Any], tmp_path: Path) -> None:
+  """Its products have six dimensions, of which LiteRT's have five at most."""
+  case = CASES["transformer block"]
+  params, x = case.arguments
+  path = tmp_path / "block.tflite"
+  tflite.save(case.fun, params, path, inputs={"x": "f32[4,16,64]"})
+  [y] = tflite.run(path, {"x": x}).values()
+  assert_as_on_devices(reference, "value", "transformer block", [y], 1e-5)  # its own exp and erf
 
 
 @pytest.mark.parametrize("fun", [CASES["two products"].fun, CASES["ring attention"].fun])

@@ -189,6 +189,8 @@ def _matrices() -> Iterator[Row]:
   yield row("MatMul", I.reshape(3, 4), I.reshape(3, 4), transpose_a=True)
   for op in ("BatchMatMul", "BatchMatMulV2"):
     yield row(op, PLAIN[None], PLAIN[None], adj_y=True)
+  deep = np.stack([PLAIN, 2 * PLAIN]).reshape(1, 2, 1, 1, *PLAIN.shape)
+  yield row("BatchMatMulV2", deep, deep, adj_y=True)
   yield row("BatchMatMulV3", PLAIN[None], PLAIN[None], Tout=tf.float32, adj_y=True)
   yield Row(
     "Einsum", lambda x, y: tf.raw_ops.Einsum(inputs=[x, y], equation="ij,kj->ik"), (PLAIN, PLAIN)
