@@ -190,10 +190,10 @@ class Block:
     """Where the block of a step lies."""
     leaves = jaxpr_as_fun(self.index_map)(*indices, *scalars)
     leaves = leaves[: self.index_tree.num_leaves]
-    found = tree_util.tree_unflatten(self.index_tree, leaves)
+    by_dimension = tree_util.tree_unflatten(self.index_tree, leaves)
     starts: list[Any] = []
     counts = {}
-    for d, (dimension, index) in enumerate(zip(self.dimensions, found, strict=True)):
+    for d, (dimension, index) in enumerate(zip(self.dimensions, by_dimension, strict=True)):
       is_only = d in self.of_lanes or self._is_alone(d)
       starts.append(0 if is_only else lax.convert_element_type(dimension.start(index), jnp.int32))
       if isinstance(dimension.spec, pl.BoundedSlice):

@@ -76,14 +76,14 @@ def lane_dimensions(kernel: Kernel) -> dict[int, Sequence[int | None]]:
     independent |= kernel.parallel
   elif not shares_memory:
     independent = frozenset(range(len(kernel.bounds)))
-  found: dict[int, Sequence[int | None]] = {}
+  lanes: dict[int, Sequence[int | None]] = {}
   for p in sorted(independent):
     if kernel.bounds[p] is None or kernel.bounds[p] == 1:
       continue
     dimensions = [_counted(kernel, block, p) for block in kernel.blocks]
     if all(d is not None for d in _of_written(kernel, dimensions)) and _agree(kernel, dimensions):
-      found[p] = dimensions
-  return found
+      lanes[p] = dimensions
+  return lanes
 
 
 def _of_written(kernel: Kernel, dimensions: Sequence[int | None]) -> list[int | None]:

@@ -102,9 +102,9 @@ def _call(eqn: Any, sizes: Mapping[Any, Any]) -> Any:
   run.__name__ = _name(eqn)
   call = jax.make_jaxpr(jax.jit(run))(*specs_of(eqn.invars))
   [called] = call.eqns
-  found, wanted = (_types([v.aval for v in e.outvars]) for e in (called, eqn))
-  if found != wanted:
-    raise InexpressibleError(f"it gives {found} where its call says {wanted}")
+  types, expected = (_types([v.aval for v in e.outvars]) for e in (called, eqn))
+  if types != expected:
+    raise InexpressibleError(f"it gives {types} where its call says {expected}")
   return eqn.replace(primitive=called.primitive, params=called.params, effects=called.effects)
 
 

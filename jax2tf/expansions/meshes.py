@@ -139,7 +139,14 @@ def _call(eqn: Eqn) -> Any:
   on_arrays.__name__ = eqn.primitive.name
   call = jax.make_jaxpr(jax.jit(on_arrays))(*specs_of(eqn.invars))
   [called] = call.eqns
+  types, expected = (_types(e.outvars) for e in (called, eqn))
+  if types != expected:
+    raise ValueError(f"gives {types} where it says {expected}")
   return eqn.replace(primitive=called.primitive, params=called.params, effects=called.effects)
+
+
+def _types(atoms: Sequence[Any]) -> str:
+  return ", ".join(f"{v.aval.dtype}{list(v.aval.shape)}" for v in atoms)
 
 
 class OneDevice(Retracing):
