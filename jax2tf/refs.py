@@ -176,7 +176,10 @@ def variable_of(ref: jax.Ref) -> tf.Variable:
   """
   if not isinstance(ref, jax.Ref):
     raise ArgumentTypeError(
-      "ref", ref, problem=f"it is a {type(ref).__name__}", advice="pass the result of jax.new_ref"
+      "ref",
+      ref,
+      problem=f"it is of type {type(ref).__name__}",
+      advice="pass the result of jax.new_ref",
     )
   known = _variables.get(id(ref))
   if known is None or known[0]() is not ref:

@@ -69,9 +69,16 @@ def bar(
 
 def over(items: Iterable[Item], words: str, total: float | None = None) -> Iterator[Item]:
   """The items, with a bar while they are used. `total`: their number, by default `len(items)`."""
-  size = len(items) if total is None and isinstance(items, Sized) else total
-  with bar(words, size) as shown:
+  with bar(words, _size(items) if total is None else total) as shown:
     yield from shown.over(items)
+
+
+def _size(items: Iterable[object]) -> int | None:
+  """The number of items; None where it is not known, as of some tf.data.Datasets, which raise."""
+  try:
+    return len(items) if isinstance(items, Sized) else None
+  except TypeError:
+    return None
 
 
 def _told(words: str, started: float) -> str:

@@ -156,8 +156,7 @@ def _exported(target: Target[Any], source: Source, final: Path) -> Exported:
   if target.of_one and len(source.signatures) != 1:
     raise ArgumentError(
       "signatures",
-      list(source.signatures),
-      problem=f"{target.of_one} has one signature",
+      problem=f"the model has {', '.join(source.signatures)}, and {target.of_one} has one",
       advice="choose one of them",
     )
   target.accept(source)

@@ -674,7 +674,9 @@ def test_arguments(tmp_path: Path) -> None:
     .add(mlp, inputs={"x": "f32[b,4]"}, signatures="a")
     .add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures="c")
   )
-  with pytest.raises(ValueError, match=r"has a, c; choose: signatures="):
+  with pytest.raises(
+    ValueError, match=r"signatures: the model has a, c, and an ONNX model has one; choose"
+  ):
     onnx.save_model(model, path)
   with pytest.raises(ValueError, match=r"opset = 17; give one from 18"):
     onnx.save_model(model, path, signatures=["a"], opset=17)

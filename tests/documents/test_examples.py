@@ -22,6 +22,7 @@ RUN_BY = {
     "training": ("train_step",),
     "generate": ("generate",),
     "browser": ("sentence_search",),
+    "tfjs_page": ("page",),
     "stories": (
       "fine_tune",
       "image_and_signal",

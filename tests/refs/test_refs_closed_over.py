@@ -64,7 +64,9 @@ def test_each_side_has_its_own_value_and_all_functions_share_it() -> None:
   assert read(tf.constant(0.0)) == 2
   jax2tf.variable_of(ref).assign(5)
   assert read(tf.constant(0.0)) == 5
-  with pytest.raises(TypeError, match=r"ref = 3 is int; pass the result of jax.new_ref"):
+  with pytest.raises(
+    TypeError, match=r"ref = 3: it is of type int; pass the result of jax.new_ref"
+  ):
     jax2tf.variable_of(3)
 
 
