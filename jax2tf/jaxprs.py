@@ -190,6 +190,11 @@ def contains(jaxpr: Any, primitives: Collection[Primitive]) -> bool:
   return not _primitives(opened(jaxpr)).isdisjoint(primitives)
 
 
+def names_inside(eqn: Eqn) -> set[str]:
+  """The names of the primitives in the jaxprs among the params of an equation."""
+  return {primitive.name for inner in inner_jaxprs(eqn) for primitive in _primitives(opened(inner))}
+
+
 @_jax_compat.weakly_cached
 def _primitives(jaxpr: Jaxpr) -> frozenset[Primitive]:
   return frozenset(eqn.primitive for eqn in walk(jaxpr))

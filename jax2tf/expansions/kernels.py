@@ -74,7 +74,8 @@ def _first_line(error: Exception) -> str:
 
 def _on_arrays(eqn: Any, sizes: Mapping[Any, Any]) -> Any:
   if eqn.primitive.name not in NAMES:
-    return jaxprs.map_inner(eqn, on_arrays)
+    is_inside = not NAMES.isdisjoint(jaxprs.names_inside(eqn))
+    return jaxprs.map_inner(eqn, on_arrays) if is_inside else eqn
   if not is_kernel(eqn):
     return eqn
   try:

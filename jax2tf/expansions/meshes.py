@@ -123,7 +123,8 @@ def _on_one_device(eqn: Eqn) -> Any:
   if eqn.primitive.name in kernels.NAMES:  # whose jaxprs are of refs
     return eqn
   if not _is_program(eqn):
-    return jaxprs.map_inner(eqn, on_one_device)
+    is_inside = not _PROGRAMS.isdisjoint(jaxprs.names_inside(eqn))
+    return jaxprs.map_inner(eqn, on_one_device) if is_inside else eqn
   # any exception of JAX's rules; preflight reports it by `why_not`
   with contextlib.suppress(Exception):
     return _call(eqn)
