@@ -110,6 +110,7 @@ def _on_one_device(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
 
 
 def _without_kernels(jaxpr: ClosedJaxpr, of: Subject) -> ClosedJaxpr:
+  # What a kernel prints is an equation of its own only now.
   return _without_prints(kernels.on_arrays(jaxpr), of)
 
 

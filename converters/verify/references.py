@@ -14,26 +14,29 @@ from jax2tf import one_device
 def jitted(fun: Callable[..., Any]) -> Callable[..., Any]:
   """The function under jax.jit; with `checkify` if it has checks, and on one device if it maps over
   devices that are not here. A failing check raises, as in the model."""
-  plain, checked, has_checks = jax.jit(fun), jax.jit(checkify.checkify(fun)), False
-  alone, is_alone = jax.jit(one_device(fun)), False
+  plain, alone, checked = map(jax.jit, (fun, one_device(fun), checkify.checkify(fun)))
 
-  def run(*args: Any) -> Any:
-    nonlocal has_checks, is_alone
-    try:
-      if not (has_checks or is_alone):
-        return jax.block_until_ready(plain(*args))
-    except (ValueError, jax.errors.JaxRuntimeError) as error:
-      if "which was not functionalized" in str(error):
-        has_checks = True
-      else:
-        results = _unless(error, alone, args)
-        is_alone = True
-        return results
-    if is_alone:
-      return alone(*args)
+  def with_checks(*args: Any) -> Any:
     failure, results = checked(*args)
     failure.throw()
     return results
+
+  current: Callable[..., Any] = plain
+
+  def run(*args: Any) -> Any:
+    nonlocal current
+    if current is not plain:
+      return current(*args)
+    try:
+      # JAX may find only when it runs that devices are missing.
+      return jax.block_until_ready(plain(*args))
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+      if "which was not functionalized" not in str(error):
+        results = _unless(error, alone, args)
+        current = alone
+        return results
+      current = with_checks
+    return with_checks(*args)
 
   return run
 

@@ -7,32 +7,25 @@ branch or a loop hands on unchanged is no result of it, so that a kernel writes 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, Literal
-from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from jax2tf import _jax_compat
-from jax2tf._jax_compat import batching, pallas
+from jax2tf._jax_compat import pallas
 from jax2tf.errors import InexpressibleError
 from jax2tf.expansions.blocks import uninitialized
-from jax2tf.expansions.retracing import CALLED
-from jax2tf.jaxprs import Eqn, closed, opened
+from jax2tf.expansions.retracing import CALLED, Retracing, Rule
+from jax2tf.jaxprs import Eqn, opened
 
-_CALLED = {**CALLED, "remat": "jaxpr", "checkpoint": "jaxpr"}
 # Hints to a compiler, and waiting for memory.
 _IDENTITIES = frozenset({"max_contiguous", "multiple_of", "with_memory_space_constraint"})
 _NOTHING = frozenset({"debug_barrier", "delay", "trace_start", "trace_stop"})
-# A kernel may be traced in the mesh of its accelerator, which its values are not to remember.
-_NO_MESH = AbstractMesh((), ())
 
 
 @dataclass(frozen=True)
@@ -50,38 +43,23 @@ class Step:
   names: Sequence[Any] = ()
 
 
+class _InStep(Retracing):
+  """Evaluates the equations of a kernel in a step of its grid."""
+
+  def __init__(self, step: Step):
+    rules: dict[str, Rule] = {name: _of_step(rule, step) for name, rule in _RULES.items()}
+    rules |= dict.fromkeys(_NOTHING, lambda eqn, *operands: [])
+    rules |= dict.fromkeys(_IDENTITIES, lambda eqn, *operands: operands[:1])
+    super().__init__(rules)
+
+
+def _of_step(rule: Callable[..., Sequence[Any]], step: Step) -> Rule:
+  return lambda eqn, *operands: rule(eqn, step, *operands)
+
+
 def evaluate(jaxpr: Any, step: Step, *operands: Any) -> list[Any]:
   """The results of a discharged kernel, or of a jaxpr inside it, in a step."""
-  whole = closed(jaxpr)
-  inner = opened(whole)
-  values: dict[Any, Any] = dict(zip(inner.constvars, whole.consts, strict=True))
-  values.update(zip(inner.invars, operands, strict=True))
-
-  def read(atom: Any) -> Any:
-    is_literal = isinstance(atom, Literal)
-    return np.asarray(atom.val, atom.aval.dtype) if is_literal else values[atom]
-
-  for eqn in inner.eqns:
-    with batching.traced_as(eqn), use_abstract_mesh(_NO_MESH):
-      results = _results(eqn, step, [read(atom) for atom in eqn.invars])
-    values.update(zip(eqn.outvars, results, strict=True))
-  return [read(atom) for atom in inner.outvars]
-
-
-def _results(eqn: Eqn, step: Step, operands: Sequence[Any]) -> Sequence[Any]:
-  name = eqn.primitive.name
-  if name in _RULES:
-    return _RULES[name](eqn, step, *operands)
-  if name in _CALLED:
-    scope = eqn.params.get("name", "")
-    with jax.named_scope(scope) if scope else contextlib.nullcontext():
-      return evaluate(eqn.params[_CALLED[name]], step, *operands)
-  if name in _IDENTITIES:
-    return operands[:1]
-  if name in _NOTHING:
-    return []
-  results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-  return results if eqn.primitive.multiple_results else [results]
+  return _InStep(step).evaluate(jaxpr, *operands)
 
 
 def _program_id(eqn: Eqn, step: Step) -> Sequence[Any]:
@@ -231,8 +209,10 @@ def forwarded(jaxpr: Jaxpr) -> Sequence[int | None]:
 def _forwards(eqn: Eqn) -> Sequence[int | None]:
   """For each result of an equation the position of the operand that it surely is; else None."""
   name, params = eqn.primitive.name, eqn.params
-  if name in _CALLED:
-    return forwarded(opened(params[_CALLED[name]]))
+  if name in CALLED:
+    return forwarded(opened(params[CALLED[name]]))
+  if eqn.primitive is P.remat_p:
+    return forwarded(opened(params["jaxpr"]))
   if eqn.primitive is P.cond_p:
     of_branches = [forwarded(opened(branch)) for branch in params["branches"]]
     same = [set(positions) for positions in zip(*of_branches, strict=True)]

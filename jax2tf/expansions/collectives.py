@@ -51,6 +51,11 @@ class Scope:
       raise ValueError("it communicates in a branch or a loop that also prints or calls back")
     return axes
 
+  @property
+  def split(self) -> Axes:
+    """All axes that have several devices, in the order of the mesh."""
+    return tuple(axis for axis, size in self.sizes.items() if size > 1)
+
   def devices(self) -> list[Scope]:
     """A scope for each device alone, in the order of the mesh."""
     indices = itertools.product(*map(range, self.sizes.values()))
@@ -272,32 +277,23 @@ def _reduced(by: Reduction) -> CollectiveRule:
   return rule
 
 
-def _gathered(
-  scope: Scope,
-  x: Any,
-  *,
-  all_gather_dimension: int,
-  axis_name: Any,
-  axis_size: int,
-  tiled: bool,
-  axis_index_groups: Groups = None,
-) -> list[Any]:
-  axes = scope.several(axis_name)
-  return [all_gather(x, axes, axis_index_groups, dimension=all_gather_dimension, tiled=tiled)]
+def _along(collective: Callable[..., Any], param: str) -> CollectiveRule:
+  """The rule of a collective along a dimension, which is a param of this name."""
 
+  def rule(
+    scope: Scope,
+    x: Any,
+    *,
+    axis_name: Any,
+    axis_size: int,
+    tiled: bool,
+    axis_index_groups: Groups = None,
+    **params: int,
+  ) -> list[Any]:
+    axes, dimension = scope.several(axis_name), params.pop(param)
+    return [collective(x, axes, axis_index_groups, dimension=dimension, tiled=tiled, **params)]
 
-def _scattered(
-  scope: Scope,
-  x: Any,
-  *,
-  scatter_dimension: int,
-  axis_name: Any,
-  axis_size: int,
-  tiled: bool,
-  axis_index_groups: Groups = None,
-) -> list[Any]:
-  axes = scope.several(axis_name)
-  return [reduce_scatter(x, axes, axis_index_groups, dimension=scatter_dimension, tiled=tiled)]
+  return rule
 
 
 def _exchanged(
@@ -363,11 +359,11 @@ RULES: dict[str, CollectiveRule] = {
   "unreduced_pmax": _reduced(MAX),
   "pmin": _reduced(MIN),
   "unreduced_pmin": _reduced(MIN),
-  "all_gather": _gathered,
-  "all_gather_invariant": _gathered,
-  "all_gather_reduced": _gathered,
-  "reduce_scatter": _scattered,
-  "unreduced_reduce_scatter": _scattered,
+  "all_gather": _along(all_gather, "all_gather_dimension"),
+  "all_gather_invariant": _along(all_gather, "all_gather_dimension"),
+  "all_gather_reduced": _along(all_gather, "all_gather_dimension"),
+  "reduce_scatter": _along(reduce_scatter, "scatter_dimension"),
+  "unreduced_reduce_scatter": _along(reduce_scatter, "scatter_dimension"),
   "all_to_all": _exchanged,
   "ragged_all_to_all": _ragged,
   "ppermute": _permuted,

@@ -16,11 +16,9 @@ from jax.extend.core import Jaxpr
 
 from jax2tf import jaxprs
 from jax2tf.errors import InexpressibleError
-from jax2tf.expansions.retracing import specs_of
+from jax2tf.expansions.retracing import as_call, first_line
 from jax2tf.jaxprs import Eqn
 from jax2tf.registry import is_of_jax, rule_for
-
-source_info_util.register_exclusion(__file__)
 
 # What an accelerator does in a way of its own: primitive -> (what it does, advice).
 _DRAWS = (
@@ -61,15 +59,11 @@ def why_not(eqn: Eqn) -> tuple[str, str]:
   try:
     _call(eqn, {})
   except InexpressibleError as error:
-    return f"its kernel has no meaning for arrays: {_first_line(error)}", error.advice or advice
+    return f"its kernel has no meaning for arrays: {first_line(error)}", error.advice or advice
   except Exception as error:
     reason = f"JAX cannot express its kernel by arrays: {type(error).__name__}"
-    return f"{reason}: {_first_line(error)}", advice
+    return f"{reason}: {first_line(error)}", advice
   raise AssertionError(f"a kernel stays for no reason: {eqn}")
-
-
-def _first_line(error: Exception) -> str:
-  return str(error).partition("\n")[0]
 
 
 def _on_arrays(eqn: Any, sizes: Mapping[Any, Any]) -> Any:
@@ -100,13 +94,7 @@ def _call(eqn: Any, sizes: Mapping[Any, Any]) -> Any:
     with source_info_util.user_context(eqn.source_info.traceback):
       return _run(kernel, *operands)
 
-  run.__name__ = _name(eqn)
-  call = jax.make_jaxpr(jax.jit(run))(*specs_of(eqn.invars))
-  [called] = call.eqns
-  types, expected = (_types([v.aval for v in e.outvars]) for e in (called, eqn))
-  if types != expected:
-    raise InexpressibleError(f"it gives {types} where its call says {expected}")
-  return eqn.replace(primitive=called.primitive, params=called.params, effects=called.effects)
+  return as_call(eqn, _name(eqn), run)
 
 
 def results(eqn: Eqn, *operands: Any) -> Sequence[Any]:
@@ -165,12 +153,5 @@ def _obstacle(of_kernel: Eqn) -> tuple[str, str] | None:
   if pallas.is_remote(of_kernel):
     return "reaches another device", "communicate by jax.lax between kernels, not inside them"
   if pallas.is_of_mosaic_gpu(of_kernel.primitive):
-    return (
-      "is an instruction of Mosaic GPU",
-      "give the function a plain JAX path, or lower natively",
-    )
+    return "is an instruction of Mosaic GPU", _PLAIN_PATH
   return _OF_HARDWARE.get(name) if rule_for(of_kernel.primitive) is None else None
-
-
-def _types(avals: Sequence[Any]) -> str:
-  return ", ".join(f"{aval.dtype}{list(aval.shape)}" for aval in avals)

@@ -20,6 +20,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, Literal, Primitive
 
 from jax2tf import _jax_compat, sparse
+from jax2tf.expansions.retracing import first_line, specs_of, types_of
 from jax2tf.jaxprs import Eqn, walk
 from jax2tf.registry import refusal, rule_for
 
@@ -74,23 +75,19 @@ def _call(eqn: Eqn) -> Eqn:
     return (fun or eqn.primitive.impl)(*values, **eqn.params)
 
   call.__name__ = eqn.primitive.name
-  specs = [
-    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars
-  ]
   try:
     with eqn.ctx.manager:
-      traced = jax.make_jaxpr(jax.jit(call))(*specs).jaxpr
+      traced = jax.make_jaxpr(jax.jit(call))(*specs_of(eqn.invars)).jaxpr
       [called] = traced.eqns
   except Exception as error:
     raise ValueError(
-      f"its {kind} is not a JAX function: {type(error).__name__}: "
-      f"{str(error).partition(chr(10))[0]}"
+      f"its {kind} is not a JAX function: {type(error).__name__}: {first_line(error)}"
     ) from error
   if (called.invars, called.outvars) != (traced.invars, traced.outvars):
     raise ValueError(f"its {kind} holds a tracer of another trace")
   if any(_same(inner, eqn) for inner in walk(called.params["jaxpr"])):
     raise ValueError(f"its {kind} is not a JAX function")
-  types, declared = (_types([v.aval for v in e.outvars]) for e in (called, eqn))
+  types, declared = (types_of(e.outvars) for e in (called, eqn))
   if types != declared:
     raise ValueError(f"its {kind} gives {types} where its abstract evaluation says {declared}")
   return eqn.replace(primitive=called.primitive, params=called.params)
@@ -112,9 +109,5 @@ def _constant(atom: Any) -> Any:
 def _same(eqn: Eqn, other: Eqn) -> bool:
   """Whether the two equations are the same: an impl that only compiles its primitive does not
   define it."""
-  of, and_of = (_types([v.aval for v in e.invars]) for e in (eqn, other))
+  of, and_of = (types_of(e.invars) for e in (eqn, other))
   return eqn.primitive is other.primitive and of == and_of and eqn.params == other.params
-
-
-def _types(avals: Sequence[Any]) -> str:
-  return ", ".join(aval.str_short() for aval in avals)

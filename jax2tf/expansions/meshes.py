@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,27 +26,11 @@ from jax2tf import _jax_compat, jaxprs
 from jax2tf._jax_compat import batching
 from jax2tf.expansions import collectives, kernels
 from jax2tf.expansions.collectives import Axes, Scope
-from jax2tf.expansions.retracing import CALLED, Retracing, Rule, specs_of
+from jax2tf.expansions.retracing import CALLED, Retracing, Rule, as_call, first_line, identity
 from jax2tf.jaxprs import Eqn
+from jax2tf.lines import user_line
 from jax2tf.registry import is_of_jax
 
-# Which device has a value, and whether it varies, is of no importance on one device.
-_IDENTITIES = frozenset(
-  {
-    "layout_constraint",
-    "mesh_cast",
-    "pcast",
-    "preduced",
-    "pvary",
-    "reduced_vary_cast",
-    "reduced_vary_cast_p",
-    "relayout",
-    "reshard",
-    "sharding_constraint",
-    "vary_unreduced_cast",
-    "vary_unreduced_cast_p",
-  }
-)
 _PROGRAMS = frozenset({"shard_map", "custom_partitioning"})
 _RANDOM = frozenset({"random_bits", "random_fold_in", "random_split", "rng_bit_generator"})
 
@@ -106,7 +90,7 @@ def why_not(eqn: Eqn) -> str:
   try:
     _call(eqn)
   except Exception as error:
-    return str(error).partition("\n")[0] or type(error).__name__
+    return first_line(error) or type(error).__name__
   return ""
 
 
@@ -131,23 +115,30 @@ def _on_one_device(eqn: Eqn) -> Any:
   return eqn
 
 
-def _call(eqn: Eqn) -> Any:
-  """The equation as a call, `jit`, of the program on one device."""
+def _call(eqn: Eqn) -> Eqn:
+  """The equation as a call of the program on one device."""
 
   def on_arrays(*operands: Any) -> Sequence[Any]:
     return OneDevice().results(eqn, operands)
 
-  on_arrays.__name__ = eqn.primitive.name
-  call = jax.make_jaxpr(jax.jit(on_arrays))(*specs_of(eqn.invars))
-  [called] = call.eqns
-  types, expected = (_types(e.outvars) for e in (called, eqn))
-  if types != expected:
-    raise ValueError(f"gives {types} where it says {expected}")
-  return eqn.replace(primitive=called.primitive, params=called.params, effects=called.effects)
+  return as_call(eqn, eqn.primitive.name, on_arrays)
 
 
-def _types(atoms: Sequence[Any]) -> str:
-  return ", ".join(f"{v.aval.dtype}{list(v.aval.shape)}" for v in atoms)
+class RetracingError(ValueError):
+  """An equation cannot be traced again; the message names it and its line."""
+
+
+@contextlib.contextmanager
+def _named(eqn: Eqn) -> Iterator[None]:
+  """Makes an exception of JAX's rules one that names the equation."""
+  try:
+    yield
+  except RetracingError:
+    raise
+  except Exception as error:
+    reason = first_line(error) or type(error).__name__
+    at = f"'{eqn.primitive.name}' at {user_line(eqn)}"
+    raise RetracingError(f"{at} cannot be traced: {reason}") from error
 
 
 class OneDevice(Retracing):
@@ -160,15 +151,14 @@ class OneDevice(Retracing):
   def __init__(self, scope: Scope = Scope({})):  # noqa: B008  (frozen)
     self._scope = scope
     collective = {name: self._collective(rule) for name, rule in collectives.RULES.items()}
-    identities = dict.fromkeys(_IDENTITIES, _identity)
     random = dict.fromkeys(_RANDOM, self._random)
     programs = {
-      "device_put": _identity,
+      "device_put": identity,
       "pure_callback": self._callback,
       "shard_map": self._shard_map,
       **dict.fromkeys(kernels.NAMES, self._kernel),
     }
-    super().__init__({**collective, **identities, **random, **programs})
+    super().__init__({**collective, **random, **programs})
 
   def _collective(self, rule: collectives.CollectiveRule) -> Rule:
     def results(eqn: Eqn, *operands: Any) -> Sequence[Any]:
@@ -177,13 +167,26 @@ class OneDevice(Retracing):
     return results
 
   def results(self, eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """The results of an equation. What prints or calls back does so for one device after
-    another."""
-    has_effects = any(not _jax_compat.is_of_axes(effect) for effect in eqn.effects)
-    goes_on = eqn.primitive.name in (*_PROGRAMS, "scan") or eqn.primitive.name in CALLED
-    axes = tuple(axis for axis, size in self._scope.sizes.items() if size > 1)
-    if not has_effects or goes_on or not axes or self._scope.device is not None:
+    """The results of an equation.
+
+    Raises:
+      RetracingError: it cannot be computed on one device.
+    """
+    with _named(eqn):
+      if self._is_told_by_each(eqn):
+        return self._results_of_each(eqn, operands)
       return super().results(eqn, operands)
+
+  def _is_told_by_each(self, eqn: Eqn) -> bool:
+    """Whether an equation prints or calls back, which one device does after another. A scan and a
+    call go on to the equations inside."""
+    name = eqn.primitive.name
+    goes_on = name == "scan" or name in _PROGRAMS or name in CALLED
+    has_effects = any(not _jax_compat.is_of_axes(effect) for effect in eqn.effects)
+    return has_effects and not goes_on and self._scope.device is None and bool(self._scope.split)
+
+  def _results_of_each(self, eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
+    axes = self._scope.split
     of_all = [collectives.stacked(x, axes) for x in operands]
     each = [
       OneDevice(scope).results(eqn, [x[i] for x in of_all])
@@ -242,10 +245,6 @@ def _layouts(
 ) -> list[Layout]:
   pairs = zip(specs, atoms, strict=True)
   return [Layout.of(spec, len(v.aval.shape), several) for spec, v in pairs]
-
-
-def _identity(eqn: Eqn, *operands: Any) -> Sequence[Any]:
-  return operands
 
 
 def _over_axis(

@@ -4,7 +4,7 @@ bodies of loops and branches."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -15,8 +15,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec, Sharding, use_abstra
 
 from jax2tf import jaxprs
 from jax2tf._jax_compat import batching
+from jax2tf.errors import InexpressibleError
 from jax2tf.jaxprs import Eqn, closed, opened
-from jax2tf.lines import user_line
 from jax2tf.registry import is_of_jax
 
 # Calls whose function is evaluated in their place, and the param that holds it. Derivatives have
@@ -30,6 +30,23 @@ CALLED = {
   "custom_vmap_call": "call",
   "custom_partitioning": "call",
 }
+# Which device has a value, and whether it varies, is of no importance on one device.
+_IDENTITIES = frozenset(
+  {
+    "layout_constraint",
+    "mesh_cast",
+    "pcast",
+    "preduced",
+    "pvary",
+    "reduced_vary_cast",
+    "reduced_vary_cast_p",
+    "relayout",
+    "reshard",
+    "sharding_constraint",
+    "vary_unreduced_cast",
+    "vary_unreduced_cast_p",
+  }
+)
 _NO_MESH = AbstractMesh((), ())
 _OF_MESHES = (Sharding, PartitionSpec, Mesh, AbstractMesh)
 
@@ -40,21 +57,35 @@ def specs_of(atoms: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
   return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
 
 
-class RetracingError(ValueError):
-  """An equation cannot be traced again; the message names it and its line."""
+def types_of(atoms: Sequence[Any]) -> str:
+  """The dtypes and shapes of operands or results, for comparisons and messages."""
+  avals = [atom.aval for atom in atoms]
+  return ", ".join(f"{aval.dtype}[{','.join(map(str, aval.shape))}]" for aval in avals)
 
 
-@contextlib.contextmanager
-def _named(eqn: Eqn) -> Iterator[None]:
-  """Makes an exception of JAX's rules one that names the equation."""
-  try:
-    yield
-  except RetracingError:
-    raise
-  except Exception as error:
-    reason = str(error).partition("\n")[0] or type(error).__name__
-    at = f"'{eqn.primitive.name}' at {user_line(eqn)}"
-    raise RetracingError(f"{at} cannot be traced: {reason}") from error
+def first_line(error: Exception) -> str:
+  """Of the message of an error."""
+  return str(error).partition("\n")[0]
+
+
+def as_call(eqn: Eqn, name: str, fun: Callable[..., Sequence[Any]]) -> Eqn:
+  """The equation as a call, `jit`, of a function with its results.
+
+  Args:
+    eqn: the equation.
+    name: of the call.
+    fun: takes the operands of the equation.
+
+  Raises:
+    InexpressibleError: the function has results of other types.
+    Exception: what `fun` raises under a JAX trace.
+  """
+  fun.__name__ = name
+  [called] = jax.make_jaxpr(jax.jit(fun))(*specs_of(eqn.invars)).eqns
+  types, declared = types_of(called.outvars), types_of(eqn.outvars)
+  if types != declared:
+    raise InexpressibleError(f"it gives {types} where its call says {declared}")
+  return eqn.replace(primitive=called.primitive, params=called.params, effects=called.effects)
 
 
 class Rule(Protocol):
@@ -64,15 +95,21 @@ class Rule(Protocol):
     """All results of the equation."""
 
 
+def identity(eqn: Eqn, *operands: Any) -> Sequence[Any]:
+  """The rule of an equation that hands its operands on."""
+  return operands
+
+
 class Retracing:
   """Traces jaxprs again, without meshes and shardings.
 
   Attributes:
-    rules: name of a primitive -> how its equations are computed. All others are bound as they are.
+    rules: name of a primitive -> how its equations are computed. What places or shards values hands
+      them on; all others are bound as they are.
   """
 
   def __init__(self, rules: Mapping[str, Rule]):
-    self.rules = rules
+    self.rules = {**dict.fromkeys(_IDENTITIES, identity), **rules}
 
   def evaluate(self, jaxpr: Any, *operands: Any) -> list[Any]:
     """The results of a jaxpr, open (without constants) or closed."""
@@ -86,7 +123,7 @@ class Retracing:
       return np.asarray(atom.val, _dtype(atom)) if isinstance(atom, Literal) else values[atom]
 
     for eqn in inner.eqns:
-      with batching.traced_as(eqn), use_abstract_mesh(_NO_MESH), _named(eqn):
+      with batching.traced_as(eqn), use_abstract_mesh(_NO_MESH):
         results = self.results(eqn, [read(atom) for atom in eqn.invars])
       values.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in inner.outvars]
