@@ -74,10 +74,11 @@ def measure(page: str, name: str, section: Any, pattern: str, again: bool) -> di
   done = pathlib.Path("build", page, f"{name}-jax-{jax.__version__}.txt")
   done.parent.mkdir(parents=True, exist_ok=True)
   finished = done.read_text().splitlines() if done.exists() and not again else []
-  missing = [row for row in section.rows() if re.search(pattern, row) and row not in finished]
+  rows = section.rows()
+  missing = [row for row in rows if re.search(pattern, row) and row not in finished]
   # Rows of libraries that are not installed stay.
   known = reports.read(numbers_file).get(VERSIONS, {})
-  order = list(dict.fromkeys([*known, *section.rows()]))
+  order = list(dict.fromkeys([*known, *rows]))
   for row, numbers in track(section.measured(missing), name, total=len(missing)):
     reports.update(numbers_file, {row: numbers}, order, version=VERSIONS)
     with done.open("a") as stream:
