@@ -7,12 +7,15 @@ Each of its sections has the numbers of one file. `python -m jax2tf.tools.lab.pa
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax2tf.tools.lab import reports
 
 NAMES = ("coverage", "models", "serving", "speed", "targets")
+
+# {name of a row: its numbers}
+Rows = Mapping[str, Any]
 
 
 def text(name: str) -> str:
@@ -34,6 +37,26 @@ def keep(name: str, numbers: str, section: Mapping[str, Any]) -> None:
   """Keeps the numbers of the installed JAX, and writes the page that shows them."""
   reports.update(numbers, section, [*section])
   write(name)
+
+
+def newest_first(numbers: str) -> list[tuple[str, Rows]]:
+  """(versions, the rows that are kept of them), the newest versions first."""
+  return sorted(reports.read(numbers).items(), reverse=True)
+
+
+def sections(
+  page: str, tables: Mapping[str, tuple[str, Callable[[Rows], Sequence[str]]]]
+) -> Iterator[str]:
+  """The lines of sections.
+
+  Args:
+    page: the page, whose numbers are in `page`-`name`.
+    tables: {name of a section: (what it is about, its tables of the rows of some versions)}
+  """
+  for name, (about, of_rows) in tables.items():
+    yield from ("", *about.splitlines())
+    for versions, rows in newest_first(f"{page}-{name}"):
+      yield from ("", f"**{versions}**", "", *of_rows(rows))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], words: int = 1) -> list[str]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from jax2tf.examples.palette import COLOURS
 from jax2tf.tools.lab import measure, reports
-from jax2tf.tools.lab.pages import table
+from jax2tf.tools.lab.pages import Rows, newest_first, sections, table
 from tests.support import models, runtimes
-
-Rows = Mapping[str, Any]
 
 _LIBRARY_COLUMNS = ("version", "value", "gradient", "SavedModel")
 _TITLES = {target: title for target, (title, _) in runtimes.TARGETS.items()}
@@ -54,16 +51,9 @@ gives the reason.
 
 def text() -> str:
   """The page."""
-  lines = [*_ABOUT.splitlines(), "", *_ZOO.splitlines(), *_zoo(_newest_first("zoo"))]
-  for name, about, tables in (("minilm", _MINILM, _minilm), ("libraries", _LIBRARIES, _libraries)):
-    lines += ["", *about.splitlines()]
-    for versions, rows in _newest_first(name):
-      lines += ["", f"**{versions}**", "", *tables(rows)]
-  return "\n".join(lines) + "\n"
-
-
-def _newest_first(name: str) -> list[tuple[str, Rows]]:
-  return sorted(reports.read(f"models-{name}").items(), reverse=True)
+  zoo = _zoo(newest_first("models-zoo"))
+  others = sections("models", {"minilm": (_MINILM, _minilm), "libraries": (_LIBRARIES, _libraries)})
+  return "\n".join([*_ABOUT.splitlines(), "", *_ZOO.splitlines(), *zoo, *others, ""])
 
 
 # ------------------------------------------------------------------------------------------------

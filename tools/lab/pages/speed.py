@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from jax2tf.examples.palette import COLOURS, VERSIONS
 from jax2tf.tools.lab import measure, reports
-from jax2tf.tools.lab.pages import table
+from jax2tf.tools.lab.pages import Rows, sections, table
 from jax2tf.tools.lab.speed_rows import functions, rule_rows, rules
-
-Rows = Mapping[str, Any]
 
 # The aims of single functions: ours over hand-written TensorFlow, and with jit_compile over
 # jax.jit.
@@ -94,8 +91,7 @@ _CHAIN = ("trace", "trace vjp", "inference", "gradient", "first run")
 
 def text() -> str:
   """The page."""
-  lines = _ABOUT.splitlines()
-  sections: Mapping[str, tuple[str, Callable[[Rows], Sequence[str]]]] = {
+  tables = {
     "models": (_MODELS, _models),
     "functions": (_FUNCTIONS, _functions),
     "rules": (_RULES, _rules),
@@ -103,15 +99,7 @@ def text() -> str:
     "saving": (_SAVING, _saving),
     "idioms": (_IDIOMS, _idioms),
   }
-  for name, (about, tables) in sections.items():
-    lines += ["", *about.splitlines()]
-    for versions, rows in _newest_first(name):
-      lines += ["", f"**{versions}**", "", *tables(rows)]
-  return "\n".join(lines) + "\n"
-
-
-def _newest_first(name: str) -> Iterator[tuple[str, Rows]]:
-  yield from sorted(reports.read(f"speed-{name}").items(), reverse=True)
+  return "\n".join([*_ABOUT.splitlines(), *sections("speed", tables), ""])
 
 
 def _ratio(ms: Rows, way: str, other: str) -> str:
