@@ -22,7 +22,7 @@ import click
 import jax
 from rich.progress import track
 
-from jax2tf.tools.lab import pages, reports, workers
+from jax2tf.tools.lab import pages, workers
 from jax2tf.tools.lab.options import commas
 
 # Workers are renewed, because TensorFlow and JAX never free compiled functions.
@@ -170,9 +170,7 @@ def main(programs: int, seed: int, names: list[str], control: bool) -> None:
   if programs == _PROGRAMS and not names:
     kept = "fuzz-control" if control else "fuzz"
     counted = {"programs": total, "seed": seed, "mismatches": sorted(failures)}
-    numbers = {jax.__version__: counted | {"functions": dict(sorted(functions.items()))}}
-    reports.keep(kept, dict(sorted((reports.read(kept) | numbers).items())))
-    pages.write("coverage")
+    pages.keep("coverage", kept, counted | {"functions": dict(sorted(functions.items()))})
   print(
     f"{total} programs, {sum(functions.values())} steps of {len(functions)} functions, "
     f"{len(failures)} mismatches"

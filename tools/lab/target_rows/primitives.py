@@ -249,8 +249,8 @@ def sweep(again: bool) -> list[str]:
     seconds=_PATIENCE,
   )
   known = [rows[subject, target] for target in TITLES for subject in chosen]
-  kept = reports.read("targets-primitives") | {matrix.VERSIONS: _summary(known)}
-  reports.keep("targets-primitives", kept)
+  summary = _summary(known)
+  reports.update("targets-primitives", summary, [*summary], matrix.VERSIONS)
   return [
     f"{row['status'].upper()} {row['subject']} at {row['target']}: {row['detail'][:300]}"
     for row in known
