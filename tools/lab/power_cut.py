@@ -322,11 +322,7 @@ def main(cuts: int) -> None:
     found[kind.name] = {way: dict(outcomes(kind, share, way == WITH, i)) for way in (WITH, WITHOUT)}
     print(f"{kind.name}: {found[kind.name]}")
   seconds = {"small, 0.25 MB": cost(0.25, 7), "500 MB": cost(500, 7)}
-  rounded = {
-    name: {way: [float(f"{x:.4g}") for x in xs] for way, xs in by_way.items()}
-    for name, by_way in seconds.items()
-  }
-  reports.keep("power-cut", {"cuts": found, "cost": rounded})
+  reports.keep("power-cut", reports.rounded({"cuts": found, "cost": seconds}))
   pages.write("serving")
   wrong = {
     way: sum(

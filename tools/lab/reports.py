@@ -53,8 +53,15 @@ def update(
   report = read(name)
   known = report.get(version, {}) | section
   report[version] = {row: known[row] for row in order if row in known}
-  rounded = json.loads(json.dumps(report), parse_float=lambda text: float(f"{float(text):.4g}"))
-  keep(name, rounded)
+  keep(name, rounded(report))
+
+
+def rounded(report: Mapping[str, Any]) -> dict[str, Any]:
+  """The numbers, of which those with a point have four digits."""
+  found: dict[str, Any] = json.loads(
+    json.dumps(report), parse_float=lambda text: float(f"{float(text):.4g}")
+  )
+  return found
 
 
 def lines(value: Any, indent: str = "") -> str:
