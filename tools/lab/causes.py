@@ -54,6 +54,6 @@ def kind_of(row: Mapping[str, object]) -> str:
 
 
 def _cells() -> list[str]:
-  text = reports.page("../limitations").read_text(encoding="utf-8")
+  text = (reports.DOCS / "limitations.md").read_text(encoding="utf-8")
   rows = [line.removeprefix("| ") for line in text.splitlines() if line.startswith("| ")]
   return [row.partition(" | ")[0] for row in rows]
