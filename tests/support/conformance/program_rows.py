@@ -21,6 +21,22 @@ Draw = Callable[..., Any]
 # value; the sign of a zero is open (docs/limitations.md: sign, max, min and what is made of them).
 EXACT, UNSIGNED_ZERO = -1.0, 0.0
 
+# Of arrays, and what they are cast to.
+DTYPES = [
+  "float32",
+  "int32",
+  "bool",
+  "int8",
+  "int16",
+  "uint8",
+  "uint16",
+  "uint32",
+  "bfloat16",
+  "float16",
+  "complex64",
+]
+DTYPES_X64 = [*DTYPES, "float64", "int64", "uint64", "complex128"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -293,27 +309,13 @@ ELEMENTWISE = [
   ),
 ]
 
-_CASTS = [
-  "float32",
-  "int32",
-  "bool",
-  "int8",
-  "int16",
-  "uint8",
-  "uint16",
-  "uint32",
-  "bfloat16",
-  "float16",
-  "complex64",
-]
-_CASTS += ["float64", "int64", "uint64", "complex128"]
-_BITS = [d for d in _CASTS if d not in ("bool", "complex64", "complex128")]
+_BITS = [d for d in DTYPES_X64 if d not in ("bool", "complex64", "complex128")]
 CASTS = [
   Row(
     "astype",
     "biufc",
     lambda p, x: lax.convert_element_type(x, p[0]),
-    params=one_of(_CASTS),
+    params=one_of(DTYPES_X64),
     gradient=False,
   ),
   # TensorFlow has no bitcast of bool (docs/limitations.md), XLA none of complex.

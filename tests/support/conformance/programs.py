@@ -20,25 +20,11 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from tests.support.conformance.program_rows import Row, kind_of
+from tests.support.conformance.program_rows import DTYPES, DTYPES_X64, Row, kind_of
 from tests.support.conformance.program_rows_arrays import ROWS
 
 nan, inf = float("nan"), float("inf")  # the names that a pasted repr needs
 
-DTYPES = [
-  "float32",
-  "int32",
-  "bool",
-  "int8",
-  "int16",
-  "uint8",
-  "uint16",
-  "uint32",
-  "bfloat16",
-  "float16",
-  "complex64",
-]
-DTYPES_X64 = [*DTYPES, "float64", "int64", "uint64", "complex128"]
 SIZES = [2, 1, 3, 0, 5]
 
 # Hostile values by kind. Left out: subnormals, which TensorFlow's CPU kernels flush to zero
