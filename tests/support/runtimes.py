@@ -205,13 +205,15 @@ def _openvino(case: Case) -> Exported:
     }
     return {name: np.array(named[name]) for name in case.signature.record.outputs if name in named}
 
-  def answer(runs: Sequence[plan.Run]) -> Sequence[calls.Answer]:
-    return [
-      calls.answered(functools.partial(functools.partial, outputs, run.inputs), run.timed)
-      for run in runs
-    ]
+  return case.compared(in_turn(outputs), "openvino", "OpenVINO", case.directory)
 
-  return case.compared(answer, "openvino", "OpenVINO", case.directory)
+
+def in_turn(outputs: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]) -> Runner:
+  """Runs a function of the inputs once for each run, and measures those that are timed."""
+  return lambda runs: [
+    calls.answered(functools.partial(functools.partial, outputs, run.inputs), run.timed)
+    for run in runs
+  ]
 
 
 def _chromium(case: Case) -> Exported:

@@ -25,7 +25,7 @@ from jax2tf.converters.saved_model.draws import HOSTILE, SUBNORMAL
 from jax2tf.converters.tflite import runtime
 from jax2tf.converters.verify import answers, plan
 from jax2tf.tools.lab.pages.targets import REFUSED, RIGHT, WRONG
-from tests.support.runtimes import Case
+from tests.support.runtimes import Case, in_turn
 
 Verdict = tuple[str, str]  # one of these, and why
 
@@ -65,10 +65,11 @@ class Asked:
     """Runs on ordinary inputs at two sizes of each dimension, and the answers of jax.jit."""
     options = plan.Comparison(samples=1, examples=self.entry.examples, **self._case.comparison)
     runs = [
-      run for run in self._case.source.runs(options) if run.values not in (HOSTILE, SUBNORMAL)
+      replace(run, timed=False)
+      for run in self._case.source.runs(options)
+      if run.values not in (HOSTILE, SUBNORMAL)
     ]
-    untimed = [replace(run, timed=False) for run in runs]
-    return runs, list(answers.reference_answers(untimed, ()))
+    return runs, list(answers.reference_answers(runs, ()))
 
 
 def verdict(model: Asked, tool: str, with_call: bool) -> Verdict:
@@ -109,7 +110,7 @@ def _tf2onnx(function: Any, with_call: bool) -> Runner:
   )
   names = [output.name for output in session.get_outputs()]
 
-  return _each(lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True)))
+  return in_turn(lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True)))
 
 
 def _tflite(function: Any, with_call: bool) -> Runner:
@@ -125,7 +126,7 @@ def _tflite(function: Any, with_call: bool) -> Runner:
     [tensor.op.name for tensor in concrete.inputs if tensor.dtype != tf.resource],
     sorted(concrete.structured_outputs),
   )
-  return _each(
+  return in_turn(
     functools.partial(_interpreted, interpreter.Interpreter(model_content=contents), *names)
   )
 
@@ -144,12 +145,6 @@ def _interpreted(
     name: model.get_tensor(detail["index"])
     for name, detail in zip(outputs, model.get_output_details(), strict=True)
   }
-
-
-def _each(call: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]) -> Runner:
-  return lambda runs: [
-    calls.answered(functools.partial(functools.partial, call, run.inputs), False) for run in runs
-  ]
 
 
 @contextlib.contextmanager
