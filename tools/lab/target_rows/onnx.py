@@ -37,10 +37,11 @@ _CASES = 3  # of each primitive, of different dtypes
 _PATIENCE = 600  # seconds for one subject
 
 
-def subjects(cases: int) -> list[str]:
-  """Names of subjects: "model:NAME", "row:NUMBER OP" and "harness:NAME"."""
-  rows = [f"row:{i} {row.op}" for i, row in enumerate(replacement_rows.rows())]
-  return [*(f"model:{name}" for name in models.NAMES), *rows, *primitives.subjects(0, cases)]
+def rows() -> list[str]:
+  """The files: "model:NAME", "row:NUMBER OP" and "harness:NAME"."""
+  replacements = [f"row:{i} {row.op}" for i, row in enumerate(replacement_rows.rows())]
+  of_models = [f"model:{name}" for name in models.NAMES]
+  return [*of_models, *replacements, *primitives.subjects(0, _CASES)]
 
 
 def _source(subject: str) -> tuple[Any, dict[str, Any]]:
@@ -150,11 +151,6 @@ def _short(problem: str) -> str:
 def _releases() -> list[Release]:
   interpreters = environments.interpreters("python3.10", "python3.11", "python3.12")
   return [Release.installed(number, interpreters) for number in NUMBERS]
-
-
-def rows() -> list[str]:
-  """The files."""
-  return subjects(_CASES)
 
 
 def measured(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
