@@ -34,7 +34,6 @@ from tensorflow_serving.apis import (
   prediction_service_pb2_grpc,
 )
 
-from jax2tf.converters import saved_model
 from jax2tf.tools.lab import bounds
 from tests.support import clients
 
@@ -89,13 +88,7 @@ class _Soak:
     self._store, self.models_folder = folder / "store", folder / "models"
     self._expected = []
     for variant in range(_VARIANTS):
-      shapes = {"hidden": (784, 512), "out": (512, 10)}
-      params = {
-        name: random.normal(0, 0.05, shape).astype(np.float32) for name, shape in shapes.items()
-      }
-      saved_model.save(
-        clients.mlp, params, self._store / str(variant), inputs={"x": "f32[b,784]"}, outputs=["y"]
-      )
+      params = clients.save_drawn_mlp(self._store / str(variant), random)
       self._expected.append(np.asarray(clients.mlp(params, jnp.asarray(self._x))))
     self.models = {
       name: _Model(self.models_folder / name) for name in ("steady", "replaced", "guest")
