@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from jax2tf.converters.export.source import ExportError
 from tests.support import runtimes
-
-pytestmark = pytest.mark.skipif(
-  importlib.util.find_spec("openvino") is None, reason="the extra `openvino` has OpenVINO"
-)
 
 
 @pytest.mark.parametrize(
