@@ -136,8 +136,8 @@ def _bitcast(op: tf.Operation, x: tf.Tensor) -> list[tf.Tensor]:
 
 def _as_it_is(op: tf.Operation, *operands: tf.Tensor) -> list[tf.Tensor]:
   """Keeps the op in bfloat16, so that the exporter refuses it by name."""
-  casted = [tf.cast(x, y.dtype) for x, y in zip(operands, op.inputs, strict=True)]
-  return [tf.cast(y, HELD.get(y.dtype, y.dtype)) for y in replay.again(op, casted)]
+  own = [tf.cast(x, y.dtype) for x, y in zip(operands, op.inputs, strict=True)]
+  return [tf.cast(y, HELD.get(y.dtype, y.dtype)) for y in replay.again(op, own)]
 
 
 def _read(op: tf.Operation, variable: tf.Variable) -> list[tf.Tensor]:

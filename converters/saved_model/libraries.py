@@ -136,13 +136,13 @@ def haiku(
   hk = _checked("haiku", transformed)
   with_state = isinstance(transformed, hk.TransformedWithState)
   if with_state == (state is None):
-    key_option = (
+    expected = (
       "the state that its init gives beside the parameters"
       if with_state
       else "no state; hk.transform_with_state makes one that has"
     )
     raise ArgumentTypeError(
-      _choice("haiku"), problem=f"this {type(transformed).__name__} takes {key_option}"
+      _choice("haiku"), problem=f"this {type(transformed).__name__} takes {expected}"
     )
   keywords = _given(transformed.apply, training, arguments)
   # `init` takes a key and the inputs, `apply` the parameters, the state, the key (not after

@@ -331,10 +331,10 @@ def _inexact_difference(
   return _Difference(_dtype_name(expected), problem, *figures)
 
 
-def _spread(actual: np.ndarray, is_wrong: np.ndarray) -> np.ndarray:
-  """bool[...], the elements of `actual` in order where `is_wrong`, False elsewhere."""
-  spread = np.zeros(is_wrong.shape, bool)
-  spread[is_wrong] = actual
+def _spread(flags: np.ndarray, apart: np.ndarray) -> np.ndarray:
+  """bool[...], the flags in order where `apart`, False elsewhere."""
+  spread = np.zeros(apart.shape, bool)
+  spread[apart] = flags
   return spread
 
 

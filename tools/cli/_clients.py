@@ -210,11 +210,11 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
       )
       for name, value in _named(inputs, known).items():
         dtype = known[name].dtype if name in known else None  # the server then rejects it by name
-        spec_texts = (
+        unpacked = (
           value if isinstance(value, np.ndarray) and value.dtype.kind != "O" else _unpacked(value)
         )
         request.inputs[name].CopyFrom(
-          tf.make_tensor_proto(spec_texts, dtype if spec_texts is not value else None)
+          tf.make_tensor_proto(unpacked, dtype if unpacked is not value else None)
         )
       answer = stub.Predict(request, timeout=target.seconds)
     except grpc.RpcError as error:

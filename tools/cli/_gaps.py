@@ -22,7 +22,7 @@ from jax2tf.tools.cli._loading import UsageError
 
 TARGETS = ("serving", "onnx", "tflite", "tfjs")
 _UNTRIED = " in TensorFlow; without --quick it is exported too"
-Found = dict[str, Any]  # the fields of a UnsupportedEquation
+Found = dict[str, Any]  # the fields of an UnsupportedEquation
 
 
 def gaps(

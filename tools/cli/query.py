@@ -113,22 +113,22 @@ def _read(inputs: str) -> dict[str, Any]:
     except Exception as error:  # zipfile, zlib, pickle and NumPy have their own errors
       raise ValueError(f"{inputs} is not a readable .npz file: {error}") from error
   try:
-    archive = (
+    body = (
       json.load(sys.stdin)
       if inputs == "-"
       else json.loads(Path(inputs).read_text(encoding="utf-8"))
     )
   except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
     raise ValueError(f"{inputs} is neither .npz nor JSON: {error}") from error
-  if not isinstance(archive, dict) or not archive:
+  if not isinstance(body, dict) or not body:
     raise ValueError(
       f'{inputs} must have an object with a value for each input, such as {{"x": [[0.5, 1.0]]}}'
     )
-  if archive.keys() == {"instances"}:
-    return _columns(archive["instances"])
-  if archive.keys() == {"inputs"}:
-    return archive["inputs"] if _is_named(archive["inputs"]) else {"": archive["inputs"]}
-  return archive
+  if body.keys() == {"instances"}:
+    return _columns(body["instances"])
+  if body.keys() == {"inputs"}:
+    return body["inputs"] if _is_named(body["inputs"]) else {"": body["inputs"]}
+  return body
 
 
 def _is_named(value: Any) -> bool:

@@ -52,7 +52,7 @@ class Served:
   @classmethod
   def of(cls, metadata: grpc.aio.Metadata | None) -> Served:
     """The reverse of `metadata`."""
-    versions = (
+    names = (
       {field.name: metadata.get(f"{field.name}-bin", b"") for field in fields(cls)}
       if metadata
       else {}
@@ -60,7 +60,7 @@ class Served:
     return cls(
       **{
         name: value.decode(errors="replace")
-        for name, value in versions.items()
+        for name, value in names.items()
         if isinstance(value, bytes)
       }
     )

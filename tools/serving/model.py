@@ -85,10 +85,10 @@ class Signature:
   batched: bool
   stateful: bool
 
-  def check(self, saved_specs: Mapping[str, tf.TensorSpec]) -> None:
+  def check(self, sent: Mapping[str, tf.TensorSpec]) -> None:
     """Raises RefusedError for a name, dtype or shape that the signature does not have, or a
     dimension variable with two values."""
-    inputs = {**{name: spec_of(array) for name, array in self.defaults.items()}, **saved_specs}
+    inputs = {**{name: spec_of(array) for name, array in self.defaults.items()}, **sent}
     if inputs.keys() != self.inputs.keys():
       missing, unknown = self.inputs.keys() - inputs.keys(), inputs.keys() - self.inputs.keys()
       faults = [
@@ -99,11 +99,11 @@ class Signature:
       raise invalid(
         f"the request {' and '.join(faults)}; signature {self.name!r} takes {_written(self.inputs)}"
       )
-    for name, saved in inputs.items():
+    for name, actual in inputs.items():
       spec = self.inputs[name]
-      if saved.dtype != spec.dtype or not spec.shape.is_compatible_with(saved.shape):
+      if actual.dtype != spec.dtype or not spec.shape.is_compatible_with(actual.shape):
         raise invalid(
-          f"input {name!r} is {type_of(saved)}; signature {self.name!r} takes "
+          f"input {name!r} is {type_of(actual)}; signature {self.name!r} takes "
           f"{_written(self.inputs)}"
         )
     sizes: dict[str, tuple[str, int]] = {}

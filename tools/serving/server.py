@@ -75,11 +75,11 @@ def run(
   with signals.noted(), place.private() as folder, contextlib.ExitStack() as stack:
     rest["allow_ops"] = outside.named(rest["allow_ops"])
     what = _what(directory, model_name, model_config_file)
-    options_as_text: dict[str, Any] = {
+    settings: dict[str, Any] = {
       name: "" if value is None else value for name, value in rest.items()
     }
     options = Options(
-      *what, host=_address(host), run=folder, of_all=options_as_text["replicas"], **options_as_text
+      *what, host=_address(host), run=folder, of_all=settings["replicas"], **settings
     )
     sources = config.sources(options)
     if not any(versions.served(source.folder) for source in sources.values()):
