@@ -57,14 +57,7 @@ class Arguments:
       for name, arg in inputs.items()
       for path in leaf_names(arg, "_", _is_no_spec)
     ]
-    if unknown := renamed.keys() - set(names):
-      raise ArgumentError(
-        "input_names",
-        dict(renamed),
-        problem=f"there is no input {', '.join(sorted(unknown))} to rename",
-        advice=f"choose from {', '.join(names)}",
-      )
-    names = [renamed.get(name, name) for name in names]
+    names = _renamed(names, renamed, "input_names", "input")
     for name in names:
       check_name(name)
     if len(set(names)) != len(names):
@@ -343,6 +336,21 @@ def leaf_names(
   ]
 
 
+def _renamed(
+  names: Sequence[str], new_names: Mapping[str, str], argument: str, kind: str
+) -> list[str]:
+  """The names, with those of `argument` in place of some. `kind`: what they are names of, for the
+  error about an unknown one."""
+  if unknown := new_names.keys() - set(names):
+    raise ArgumentError(
+      argument,
+      dict(new_names),
+      problem=f"there is no {kind} {', '.join(sorted(unknown))} to rename",
+      advice=f"choose from {', '.join(names)}",
+    )
+  return [new_names.get(name, name) for name in names]
+
+
 def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None) -> list[str]:
   """Names for the leaves of a result: the given names, or their paths. A single leaf without a path
   is named "output".
@@ -356,14 +364,7 @@ def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None)
     f"output_{name}" if name[:1].isdigit() else name or "output" for name in names_of_leaves
   ]
   if isinstance(outputs, Mapping):
-    if unknown := outputs.keys() - set(names_of_leaves):
-      raise ArgumentError(
-        "outputs",
-        dict(outputs),
-        problem=f"there is no result {', '.join(sorted(unknown))} to rename",
-        advice=f"choose from {', '.join(names_of_leaves)}",
-      )
-    names = [outputs.get(name, name) for name in names_of_leaves]
+    names = _renamed(names_of_leaves, outputs, "outputs", "result")
   else:
     names = list(outputs) if outputs is not None else names_of_leaves
   if len(names) != len(names_of_leaves):
