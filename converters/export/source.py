@@ -353,14 +353,8 @@ def _chosen(
   records: Mapping[str, manifest.SignatureRecord], names: Sequence[str] | None
 ) -> dict[str, manifest.SignatureRecord]:
   kinds.check_names("signatures", names)
-  if unknown := [name for name in names or () if name not in records]:
-    raise ArgumentError(
-      "signatures",
-      list(names or ()),
-      problem=f"the model has no {unknown[0]!r}",
-      advice=f"choose from {', '.join(records)}",
-    )
   if names is not None:
+    kinds.check_chosen(names, records)
     return {name: records[name] for name in names}
   first: dict[str, str] = {}
   for name, record in records.items():

@@ -3,7 +3,7 @@ letter, or a list for a mapping."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax2tf.messages import Argument, ArgumentError, Text
@@ -29,6 +29,17 @@ def check_names(name: str, value: Any) -> None:
     not isinstance(value, Iterable) or not all(isinstance(one, str) for one in value)
   ):
     raise ArgumentError(name, value, advice="give a list of strings")
+
+
+def check_chosen(signatures: Sequence[str], known: Collection[str]) -> None:
+  """Raises ValueError for the name of a signature that a model does not have."""
+  if unknown := [name for name in signatures if name not in known]:
+    raise ArgumentError(
+      "signatures",
+      list(signatures),
+      problem=f"the model has no {unknown[0]!r}",
+      advice=f"choose from {', '.join(known)}",
+    )
 
 
 def check_added(inputs: Any, outputs: Any, **mappings: Any) -> None:

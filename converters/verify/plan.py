@@ -22,6 +22,13 @@ from ..saved_model.draws import HOSTILE, SUBNORMAL, Examples
 from . import levels
 
 
+def check_draws(sizes: Any, samples: Any) -> None:
+  """Raises ValueError unless `sizes` is a mapping or None and `samples` a positive integer."""
+  kinds.check_mapping("sizes", sizes, "dimension variable: size")
+  if not isinstance(samples, int | np.integer) or samples < 1:
+    raise ArgumentError("samples", samples, advice="at least one draw is needed")
+
+
 @dataclass(frozen=True)
 class Comparison:
   """How an exported file is compared with its function.
@@ -41,13 +48,8 @@ class Comparison:
   atol: float | None = None
 
   def __post_init__(self) -> None:
-    for name, of, value in (
-      ("sizes", "dimension variable: size", self.sizes),
-      ("examples", "input: array", self.examples),
-    ):
-      kinds.check_mapping(name, value, of)
-    if not isinstance(self.samples, int | np.integer) or self.samples < 1:
-      raise ArgumentError("samples", self.samples, advice="at least one draw is needed")
+    kinds.check_mapping("examples", self.examples, "input: array")
+    check_draws(self.sizes, self.samples)
 
   def key(self) -> Any:
     """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by

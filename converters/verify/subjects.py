@@ -22,13 +22,7 @@ def chosen(
   kinds.check_names("signatures", signatures)
   kinds.check_mapping("inputs", inputs, "input: array")
   names = list(record.signatures) if signatures is None else list(signatures)
-  if unknown := [name for name in names if name not in record.signatures]:
-    raise ArgumentError(
-      "signatures",
-      names,
-      problem=f"the model has no {unknown[0]!r}",
-      advice=f"choose from {', '.join(record.signatures)}",
-    )
+  kinds.check_chosen(names, record.signatures)
   if not names:
     raise ArgumentError(
       "signatures",

@@ -96,10 +96,8 @@ def verify(
       for package in ("jinja2", "matplotlib"):
         extra(package)
     publish.check_writable(paths.of(report, "report"))
-  if samples < 1:
-    raise ArgumentError("samples", samples, advice="at least one draw is needed")
+  plan.check_draws(sizes, samples)
   kinds.check_names("polymorphic_constraints", polymorphic_constraints)
-  kinds.check_mapping("sizes", sizes, "dimension variable: size")
   folder = _directory(paths.of(path))
   with paths.fetched(folder) as directory:
     record = manifest.read(directory)
