@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .. import extras
+from .model import extra
 
 # {opset: the first release that opens it}, at the lowest IR version that has it.
 OPSETS: Mapping[int, int] = {
@@ -98,16 +98,12 @@ def oldest(model: Any) -> Oldest:
   Raises:
     ImportError: onnx is missing.
   """
-  inferred = _onnx().shape_inference.infer_shapes(_without_weights(model))
+  inferred = extra("onnx").shape_inference.infer_shapes(_without_weights(model))
   (opset,) = (entry.version for entry in model.opset_import)
   kinds = set(_kinds(inferred.graph, {}))
   ordinary = max([OPSETS[opset], *(_first(KERNELS, *kind) for kind in kinds)])
   nan = max([ordinary, *(_first(NAN, *kind) for kind in kinds)])
   return Oldest(f"1.{ordinary}", f"1.{nan}")
-
-
-def _onnx() -> Any:
-  return extras.module("onnx", "onnx", "exporting to ONNX")
 
 
 def _first(table: Mapping[tuple[str, str], int], op: str, dtype: str) -> int:
@@ -121,7 +117,7 @@ def _first(table: Mapping[tuple[str, str], int], op: str, dtype: str) -> int:
 def _kinds(graph: Any, outer: Mapping[str, str]) -> Iterator[tuple[str, str]]:
   """(op, dtype) of the nodes of a GraphProto, also of loops and branches. The dtype is "" if it is
   unknown. `outer`: {name: dtype} around the graph."""
-  of = _onnx().TensorProto.DataType.Name
+  of = extra("onnx").TensorProto.DataType.Name
   dtypes = dict(outer) | {t.name: of(t.data_type).lower() for t in graph.initializer}
   for value in (*graph.input, *graph.value_info, *graph.output):
     if elements := value.type.tensor_type.elem_type:
@@ -139,7 +135,7 @@ def _kinds(graph: Any, outer: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def _without_weights(model: Any) -> Any:
   """A copy for shape inference in which large constants of the main graph are inputs."""
-  onnx = _onnx()
+  onnx = extra("onnx")
   light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
   graph, whole = light.graph, model.graph
   graph.node.extend(whole.node)
