@@ -167,10 +167,10 @@ class Message(Text):
 
   def reason_for_command(self, flags: Flags) -> str:
     """What failed, without the advice."""
-    head = "" if self.argument is None else self.argument.for_command(flags)
-    if head is None and self.argument:
-      head = self.argument.as_given()
-    return _sentence(head or "", _for_command(self.problem, flags), "")
+    head = ""
+    if self.argument is not None:
+      head = self.argument.for_command(flags) or self.argument.as_given()
+    return _sentence(head, _for_command(self.problem, flags), "")
 
   def advice_for_command(self, flags: Flags) -> str:
     """What to do. Advice that needs an argument for which there is no flag is for Python."""

@@ -16,12 +16,11 @@ def text(titles: Iterable[str], rows: Iterable[Iterable[str]], *, width: int | N
   from rich import box, console, table  # noqa: PLC0415  (not for `jax2tf --help`)
   from rich.text import Text  # noqa: PLC0415
 
-  cells = [[Text(cell) for cell in row] for row in rows]
   rendered = table.Table(box=box.SIMPLE_HEAD)
   for title in titles:
     rendered.add_column(Text(title))
-  for row in cells:
-    rendered.add_row(*row)
+  for row in rows:
+    rendered.add_row(*map(Text, row))
   if width is None:
     width = max(console.Console(width=2**16).measure(rendered).maximum, 1)
   screen = console.Console(width=width, color_system=None)
