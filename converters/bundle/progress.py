@@ -54,7 +54,7 @@ def bar(
   stream, started = file or sys.stderr, time.monotonic()
   if stream is None or not stream.isatty():  # None: a process without stderr
     yield Bar(None, None)
-    if told:
+    if told and stream is not None:
       print(_told(words, started), file=stream, flush=True)
     return
   with _SHARED.display(stream) as display:

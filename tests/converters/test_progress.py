@@ -33,6 +33,15 @@ def test_one_line_says_how_long_it_took(stream: type[io.StringIO]) -> None:
   assert file.getvalue().count("parameters: done in 0.0 s\n") == 1
 
 
+def test_a_process_without_stderr_prints_nothing(
+  monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+  monkeypatch.setattr(sys, "stderr", None)
+  with progress.bar("parameters", 2, told=True):
+    pass
+  assert not capsys.readouterr().out
+
+
 def test_a_bar_inside_another_is_a_line_of_the_same_display() -> None:
   terminal, other = Terminal(), Terminal()
   with progress.bar("jax2tf verify", file=terminal) as outer:
