@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from jax2tf.messages import Argument, ArgumentTypeError, Text
+from jax2tf.messages import Argument, ArgumentError, ArgumentTypeError, Text
 
 from .adapted import Whole
 
@@ -294,8 +294,11 @@ def _method(model: Any, call: str) -> Callable[..., Any]:
       for name, value in vars(type(model)).items()
       if callable(value) and (name == "__call__" or not name.startswith("_"))
     ]
-    raise ValueError(
-      f"call = {call!r}: {type(model).__name__} has no such method; it has {', '.join(known)}"
+    raise ArgumentError(
+      "call",
+      call,
+      problem=f"{type(model).__name__} has no such method",
+      advice=f"it has {', '.join(known)}",
     )
   return method
 
