@@ -179,6 +179,8 @@ def map_params(
       isinstance(item, ClosedJaxpr | Jaxpr) for item in value
     ):
       new = list(map(changed, value))
+      if all(map(operator.is_, new, value)):
+        return value
       return value._make(new) if hasattr(value, "_make") else type(value)(new)
     return value
 

@@ -142,6 +142,11 @@ def test_a_normal_form_is_kept() -> None:
   assert normalised(jaxpr).eqns is once.eqns or normalised(jaxpr).jaxpr is once.jaxpr
 
 
+def test_branches_in_normal_form_stay() -> None:
+  jaxpr = jax.make_jaxpr(lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x))(X)
+  assert normalised(jaxpr) is jaxpr
+
+
 @pytest.mark.parametrize(
   ("value", "dtype", "is_folded"),
   [
