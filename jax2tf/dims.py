@@ -14,18 +14,19 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
 from jax import lax
 from jax.export import is_symbolic_dim
-from jax.extend.core import Literal
+from jax.extend.core import Literal, Primitive
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf._jax_compat import shape_poly
 from jax2tf._tf_compat import scopes
 from jax2tf.dimension_solver import solve_dimension_variables
 from jax2tf.errors import SizeError
-from jax2tf.jaxprs import ClosedJaxpr, Eqn, inner_jaxprs, walk
+from jax2tf.jaxprs import ClosedJaxpr, Eqn, contains, inner_jaxprs
 
 Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 Lower = Callable[..., list[tf.Tensor]]
@@ -128,7 +129,7 @@ def _formula(
     return [value for v, value in values.items() if variables[v] is None]
 
   jaxpr = _jaxpr_of_sizes(solve, known.count(None))
-  if not _primitives(jaxpr).isdisjoint(_PRODUCTS):  # of a constraint such as a*b <= 1000
+  if contains(jaxpr, _PRODUCTS):  # of a constraint such as a*b <= 1000
     jaxpr = _jaxpr_of_sizes(solve, known.count(None), np.int64)
   return jaxpr, variables
 
@@ -285,8 +286,10 @@ def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
   eqns_by_products, products = [], set[Any]()
   producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
   for eqn in jaxpr.eqns:
-    names = {eqn.primitive.name}.union(*map(_primitives, inner_jaxprs(eqn)))
-    if (names & _PRODUCTS and not _is_within_sizes(eqn, producers)) or any(
+    is_product = eqn.primitive in _PRODUCTS or any(
+      contains(inner, _PRODUCTS) for inner in inner_jaxprs(eqn)
+    )
+    if (is_product and not _is_within_sizes(eqn, producers)) or any(
       not isinstance(v, Literal) and v in products for v in eqn.invars
     ):
       eqns_by_products.append(eqn)
@@ -297,7 +300,7 @@ def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
 def _is_within_sizes(eqn: Eqn, producers: Mapping[Any, Eqn]) -> bool:
   """Whether the product is not larger than the size that it is made of: -1 times a size, or 2 times
   the half of one."""
-  if eqn.primitive.name != "mul" or sum(isinstance(v, Literal) for v in eqn.invars) != 1:
+  if eqn.primitive is not P.mul_p or sum(isinstance(v, Literal) for v in eqn.invars) != 1:
     return False
   size, factor = sorted(eqn.invars, key=lambda v: isinstance(v, Literal))
   producer = None if isinstance(size, Literal) else producers.get(size)
@@ -312,13 +315,11 @@ def _is_within_sizes(eqn: Eqn, producers: Mapping[Any, Eqn]) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _primitives_by_products(dim: Any) -> frozenset[str]:
+def _primitives_by_products(dim: Any) -> frozenset[Primitive]:
   """The primitives that multiply, or compute with products, in the formula of a symbolic
   dimension."""
   names = tuple(sorted(shape_poly.dimension_variables(dim)))
-  return frozenset(
-    eqn.primitive.name for eqn in _by_products(_dimension_jaxpr(dim, names, np.int32))
-  )
+  return frozenset(eqn.primitive for eqn in _by_products(_dimension_jaxpr(dim, names, np.int32)))
 
 
 def _widened(jaxpr: ClosedJaxpr, dtype: Any) -> ClosedJaxpr:
@@ -342,10 +343,6 @@ def _widened(jaxpr: ClosedJaxpr, dtype: Any) -> ClosedJaxpr:
     return jax.make_jaxpr(evaluate)(*jaxpr.in_avals)
 
 
-def _primitives(jaxpr: Any) -> frozenset[str]:
-  return frozenset(eqn.primitive.name for eqn in walk(jaxpr))
-
-
 def _cast(size: tf.Tensor, dtype: Any) -> tf.Tensor:
   return size if size.dtype == dtype else tf.cast(size, dtype)
 
@@ -360,8 +357,8 @@ def _needs_products(dim: Any) -> bool:
   return _has_product(dim) and not _primitives_by_products(dim) <= _WRAPPING
 
 
-_PRODUCTS = {"mul", "integer_pow", "pow"}
-_WRAPPING = {"add", "sub", "neg", "mul", "integer_pow"}
+_PRODUCTS = frozenset({P.mul_p, P.integer_pow_p, P.pow_p})
+_WRAPPING = frozenset({P.add_p, P.sub_p, P.neg_p, P.mul_p, P.integer_pow_p})
 
 
 def _jaxpr_of_sizes(fun: Callable[..., Any], arity: int, dtype: Any = np.int32) -> ClosedJaxpr:

@@ -189,12 +189,12 @@ def map_params(
 
 def contains(jaxpr: Any, primitives: Collection[Primitive]) -> bool:
   """Whether an equation of `jaxpr`, or of a jaxpr inside it, is of one of these primitives."""
-  return not _primitives(opened(jaxpr)).isdisjoint(primitives)
+  return not primitives_of(jaxpr).isdisjoint(primitives)
 
 
-def names_inside(eqn: Eqn) -> set[str]:
-  """The names of the primitives in the jaxprs among the params of an equation."""
-  return {primitive.name for inner in inner_jaxprs(eqn) for primitive in _primitives(opened(inner))}
+def primitives_of(jaxpr: Any) -> frozenset[Primitive]:
+  """The primitives of the equations of `jaxpr` and of the jaxprs inside it."""
+  return _primitives(opened(jaxpr))
 
 
 @_jax_compat.weakly_cached

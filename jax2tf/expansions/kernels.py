@@ -66,9 +66,13 @@ def why_not(eqn: Eqn) -> tuple[str, str]:
   raise AssertionError(f"a kernel stays for no reason: {eqn}")
 
 
+def _has_kernels(jaxpr: Jaxpr) -> bool:
+  return any(primitive.name in NAMES for primitive in jaxprs.primitives_of(jaxpr))
+
+
 def _on_arrays(eqn: Any, sizes: Mapping[Any, Any]) -> Any:
   if eqn.primitive.name not in NAMES:
-    is_inside = not NAMES.isdisjoint(jaxprs.names_inside(eqn))
+    is_inside = any(map(_has_kernels, jaxprs.inner_jaxprs(eqn)))
     return jaxprs.map_inner(eqn, on_arrays) if is_inside else eqn
   if not is_kernel(eqn):
     return eqn

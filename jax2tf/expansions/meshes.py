@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, Primitive
 from jax.sharding import PartitionSpec
 
 from jax2tf import _jax_compat, jaxprs
@@ -85,7 +85,7 @@ def one_device(fun: Callable[..., Any]) -> Callable[..., Any]:
 def why_not(eqn: Eqn) -> str:
   """Why a program for several devices stays, as a clause after "and"; "" for all other
   equations."""
-  if not _is_program(eqn):
+  if not _is_program(eqn.primitive):
     return ""
   try:
     _call(eqn)
@@ -96,18 +96,18 @@ def why_not(eqn: Eqn) -> str:
 
 def has_programs(jaxpr: Any) -> bool:
   """Whether a jaxpr maps over devices."""
-  return any(map(_is_program, jaxprs.walk(jaxpr)))
+  return any(map(_is_program, jaxprs.primitives_of(jaxpr)))
 
 
-def _is_program(eqn: Eqn) -> bool:
-  return eqn.primitive.name in _PROGRAMS and is_of_jax(eqn.primitive)
+def _is_program(primitive: Primitive) -> bool:
+  return primitive.name in _PROGRAMS and is_of_jax(primitive)
 
 
 def _on_one_device(eqn: Eqn) -> Any:
   if eqn.primitive.name in kernels.NAMES:  # whose jaxprs are of refs
     return eqn
-  if not _is_program(eqn):
-    is_inside = not _PROGRAMS.isdisjoint(jaxprs.names_inside(eqn))
+  if not _is_program(eqn.primitive):
+    is_inside = any(map(has_programs, jaxprs.inner_jaxprs(eqn)))
     return jaxprs.map_inner(eqn, on_one_device) if is_inside else eqn
   # any exception of JAX's rules; preflight reports it by `why_not`
   with contextlib.suppress(Exception):
