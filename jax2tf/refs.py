@@ -16,7 +16,7 @@ from jax import tree_util
 from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from jax2tf import _jax_compat, _tf_compat
-from jax2tf.dtypes import key_dtype_of, mark_keys
+from jax2tf.dtypes import is_key, key_dtype_of, mark_keys
 from jax2tf.errors import UnsupportedEquation, lowering_error
 from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced, variables
 from jax2tf.lines import definition, user_line
@@ -184,11 +184,7 @@ def variable_of(ref: jax.Ref) -> tf.Variable:
   known = _variables.get(id(ref))
   if known is None or known[0]() is not ref:
     value = ref[...]
-    words = (
-      jax.random.key_data(value)
-      if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
-      else value
-    )
+    words = jax.random.key_data(value) if is_key(value.dtype) else value
     with tf.init_scope():
       variable = tf.Variable(np.asarray(words), trainable=False, name="jax_ref")
     known = _variables[id(ref)] = weakref.ref(ref, functools.partial(_forget, id(ref))), variable
