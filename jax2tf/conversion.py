@@ -265,9 +265,8 @@ def _check_placement(traced: TracedFunction, jaxpr: ClosedJaxpr, destination: De
     ]
   ):
     raise lowering_error(traced.name, gaps)
-  if destination.annotates_shardings or meshes.has_programs(
-    traced.jaxpr
-  ):  # asked for, on one device
+  # A program on one device is what the user asks for.
+  if destination.annotates_shardings or meshes.has_programs(traced.jaxpr):
     return
   if spread := dict.fromkeys(where() for eqn, where in lowered if has_sharding(eqn)):
     warn_user(

@@ -196,8 +196,8 @@ def settling_constraints(error: Exception) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def hints() -> Iterator[None]:
-  """Adds a note to tracing errors: the constraint that decides an inconclusive comparison of
-  symbolic dimensions."""
+  """Adds notes to tracing errors: the constraint that decides an inconclusive comparison of
+  symbolic dimensions, and what to do about devices."""
   try:
     yield
   except Exception as error:

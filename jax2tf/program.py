@@ -4,8 +4,8 @@
 it needs:
   trace: the user's function is traced again with arguments for the variables and refs that it
     captures (`shadows`, `refs.of_closed_over`). It is another trace, and rewrites no jaxpr.
-  derivative: `refs.with_frozen` takes the values of refs that a backward pass begins with from a
-    forward pass. It also says which results they are.
+  derivative_jaxprs: `refs.with_frozen` takes the values of refs that a backward pass begins with
+    from a forward pass. It also says which results they are.
   widening: the bodies of a loop or a branch get casts at their ends when its rule lowers them, for
     dtypes that TensorFlow's loops and branches do not hold.
   native: modules are made of parts of a jaxpr, and of what a jaxpr calls that is one call.

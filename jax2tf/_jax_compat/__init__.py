@@ -1,5 +1,5 @@
-"""All uses of `jax._src`, and all branches on the JAX version; `shape_poly` has those for symbolic
-dimensions, `checkify` those for checks.
+"""All uses of `jax._src`, and all branches on the JAX version; the modules beside this one have
+those for one subject each.
 
 The rest of the project is written as if there were only one JAX. Public names of JAX are used
 directly, not through this module.

@@ -14,10 +14,10 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.pallas import core as _pallas
 from jax._src.pallas import hlo_interpreter as _hlo_interpreter
 from jax._src.state import discharge as _discharge
-from jax._src.state.types import AbstractRef as _AbstractRef
 from jax._src.state.types import AccumEffect as _AccumEffect
 from jax._src.state.types import WriteEffect as _WriteEffect
 from jax.extend.core import Primitive
+from jax.ref import AbstractRef
 
 from jax2tf._jax_compat import Eqn, closed
 
@@ -68,7 +68,7 @@ def written(jaxpr: Any) -> Sequence[bool]:
 
 def takes_refs(eqn: Eqn) -> bool:
   """Whether an operand of an equation is a mutable array."""
-  return any(isinstance(v.aval, _AbstractRef) for v in eqn.invars)
+  return any(isinstance(v.aval, AbstractRef) for v in eqn.invars)
 
 
 def is_remote(eqn: Eqn) -> bool:

@@ -331,12 +331,12 @@ class _Loop:
 
   def call(self, *operands: Any) -> Sequence[Any]:
     """The results of the scan."""
-    scan, body, even = self.scan, self.scan.body, self._progressions
+    scan, body = self.scan, self.scan.body
     values = dict(zip(body.invars, operands, strict=True))
     gone = {*self.counters, *self.written}
     carries = [(v, out) for v, out in zip(scan.carry, scan.carried, strict=True) if v not in gone]
     stacked = [
-      *(v for v in scan.ys if _hashed(v) not in even),
+      *(v for v in scan.ys if _hashed(v) not in self._progressions),
       *(row for _, row in self.written.values()),
     ]
     outvars = [*(out for _, out in carries), *stacked]
@@ -352,7 +352,9 @@ class _Loop:
     xs = {
       row: rows.read(values[v], scan.length) for (v, rows), row in self.taken.items() if row in used
     }
-    xs |= {v: self._counter(v) for v in even if v in used - computed and not v.aval.shape}
+    xs |= {
+      v: self._counter(v) for v in self._progressions if v in used - computed and not v.aval.shape
+    }
     xs |= {v: values[v] for v in scan.xs if v in used and v not in xs}
     consts = [v for v in scan.consts if v in used]
     lean = jaxpr_as_fun(
@@ -373,7 +375,7 @@ class _Loop:
     left = iter(ys)
     return [
       *(after[v] for v in scan.carry),
-      *(self._counter(v) if _hashed(v) in even else next(left) for v in scan.ys),
+      *(self._counter(v) if _hashed(v) in self._progressions else next(left) for v in scan.ys),
     ]
 
   def _counter(self, v: Any) -> Any:

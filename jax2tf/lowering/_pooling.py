@@ -186,7 +186,7 @@ class Images:
     )
 
   def from_nhwc(self, x: tf.Tensor) -> tf.Tensor:
-    """The inverse of `seen`."""
+    """The inverse of `to_nhwc`."""
     x = transposed(x, [self.permutation.index(i) for i in range(4)])
     return x if self.inserted is None else tf.squeeze(x, self.inserted)
 

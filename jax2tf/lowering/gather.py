@@ -85,12 +85,12 @@ def _filling(ctx: RuleContext, value: Any, dtype: tf.DType) -> tf.Tensor:
   return tf.cast(ctx.dim(value), dtype) if is_symbolic_dim(value) else tf.constant(value, dtype)
 
 
-def _interleaved(window_sizes: dict[int, int], rank: int) -> list[_Axis]:
+def _interleaved(window_dims: dict[int, int], rank: int) -> list[_Axis]:
   """The axes of a result in their order: {where in it: dimension of the window}, and those of the
   batch between."""
   batch_axes = itertools.count()
   return [
-    ("window", window_sizes[i]) if i in window_sizes else ("batch", next(batch_axes))
+    ("window", window_dims[i]) if i in window_dims else ("batch", next(batch_axes))
     for i in range(rank)
   ]
 
@@ -99,25 +99,25 @@ def _windows_at(
   ctx: RuleContext, operand: tf.Tensor, starts: tf.Tensor, windows: Windows
 ) -> tuple[tf.Tensor, list[_Axis]]:
   """(the windows that start there, their axes)."""
-  shape, batch, window_axes = windows.shape, windows.batch, windows.window_dims
-  batch_axes, sizes = _axes("batch", range(len(batch))), [windows.sizes[d] for d in window_axes]
+  shape, batch, window_dims = windows.shape, windows.batch, windows.window_dims
+  batch_axes, sizes = _axes("batch", range(len(batch))), [windows.sizes[d] for d in window_dims]
   if not windows.addressed:
     ones = [*[1] * len(batch), *sizes]
     return broadcast(ctx, ctx.reshape(operand, ones), ones, [*batch, *sizes]), batch_axes + _axes(
-      "window", window_axes
+      "window", window_dims
     )
   # TF 2.21: GatherNd on CPU takes 7 components
   if windows.are_rows and 1 < len(windows.columns) <= 7:
     rows = tf.gather_nd(operand, starts)
     return rows if windows.dropped == {*windows.columns} else ctx.reshape(
       rows, [*batch, *sizes]
-    ), batch_axes + _axes("window", window_axes)
+    ), batch_axes + _axes("window", window_dims)
   aligned = 0  # leading dimensions that operand and indices share: batch_dims of Gather
   while windows.batching.get(aligned) == aligned and windows.addressed[-1] > aligned:
     aligned += 1
   first, last = min(d for d in windows.addressed if d >= aligned), windows.addressed[-1]
   before, inner, after = (
-    [d for d in window_axes if d in dims]
+    [d for d in window_dims if d in dims]
     for dims in (range(first), range(first, last + 1), range(last + 1, len(shape)))
   )
   flat = [

@@ -115,7 +115,7 @@ def _fit(observed: Sequence[Any], sizes: Sequence[Sequence[int]], variables: Seq
       int(factor) * symbol for factor, symbol in zip(solution, symbols, strict=True) if factor
     )
   for i, q in itertools.product(range(len(variables)), _DIVISORS):
-    # q * found <= size + k < q * found + q, at all sizes
+    # q * n <= size + k < q * n + q, at all sizes
     low = max(q * n - s[i] for n, s in zip(observed, sizes, strict=True))
     high = min(q * n + q - 1 - s[i] for n, s in zip(observed, sizes, strict=True))
     if low == high:

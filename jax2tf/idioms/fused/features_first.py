@@ -35,7 +35,7 @@ def conv_with_features_last(flow: Dataflow, root: Eqn, templates: Templates) -> 
     outvars=[last],
     params=root.params | {"dimension_numbers": numbers._replace(out_spec=(0, 3, 1, 2))},
   )
-  return [conv, _with_transpose(root, last)]
+  return [conv, _transposed(root, last)]
 
 
 def move_transpose_behind_vector(
@@ -61,7 +61,7 @@ def move_transpose_behind_vector(
     return [
       *(e.replace(source_info=root.source_info) for e in eqns),
       root.replace(invars=operands, outvars=[last]),
-      _with_transpose(root, last),
+      _transposed(root, last),
     ]
   return None
 
@@ -73,10 +73,10 @@ def move_transpose_behind_activation(
   if (transpose := _transpose_to_first(flow, root.invars[0])) is None:
     return None
   last = new_var(root.outvars[0], transpose.invars[0].aval.shape)
-  return [root.replace(invars=transpose.invars, outvars=[last]), _with_transpose(root, last)]
+  return [root.replace(invars=transpose.invars, outvars=[last]), _transposed(root, last)]
 
 
-def _with_transpose(root: Eqn, last: Any) -> Any:
+def _transposed(root: Eqn, last: Any) -> Eqn:
   return root.replace(primitive=P.transpose_p, invars=[last], params={"permutation": _FIRST})
 
 
