@@ -302,12 +302,12 @@ def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Eqn
 def _refuse(jaxpr: ClosedJaxpr, of: Subject, is_gap: Callable[[Eqn], Any]) -> None:
   """Raises one error for all equations that are gaps at the destination."""
   needed = lowered_equations(jaxpr, of.destination)
-  gaps_with_lines = [(eqn, where()) for eqn, where in needed if is_gap(eqn)]
-  if gaps_with_lines:
-    gaps = [
-      errors.UnsupportedEquation(eqn.primitive.name, *gap(eqn), where)
-      for eqn, where in gaps_with_lines
-    ]
+  gaps = [
+    errors.UnsupportedEquation(eqn.primitive.name, *gap(eqn), where())
+    for eqn, where in needed
+    if is_gap(eqn)
+  ]
+  if gaps:
     raise errors.lowering_error(of.function, gaps)
 
 

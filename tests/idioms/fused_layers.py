@@ -133,10 +133,8 @@ LAYERS: dict[str, dict[str, Cell]] = {
     for name in ACTIVATIONS
   },
   "gelu by erf": {
-    **{
-      library: (functools.partial(LIBRARIES[library].gelu, approximate=False), (X,))
-      for library in ("jax.nn", "linen", "nnx")
-    }
+    library: (functools.partial(LIBRARIES[library].gelu, approximate=False), (X,))
+    for library in ("jax.nn", "linen", "nnx")
   },
   "relu in an MLP": {
     "linen": (of_linen(linen.Dense(8), linen.relu), (X,)),
