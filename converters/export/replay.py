@@ -1,8 +1,8 @@
 """Replays a signature as one graph for an exporter: calls are inlined, parameters become constants,
-and replacements are applied.
+and replacements and expansions are applied.
 
 The graph is not edited. TensorFlow builds it again op by op, so it infers shapes again, and
-replacements are plain TensorFlow code.
+replacements and expansions are plain TensorFlow code.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from jax2tf import _tf_compat
 
 from ..bundle import graphs
 from ..saved_model.arguments import input_specs
+from . import expanded  # noqa: F401  (which registers the expansions)
+from .expansion import EXPANSIONS, Call
 
 # (the op to replace, for its attributes; its operands in the new graph) -> its results.
 Replacement: TypeAlias = Callable[..., Sequence[Any]]
@@ -102,14 +104,8 @@ def replayed(
   definition = concrete.graph.as_graph_def()
   if written := [op for op in graphs.writers(definition) if not (state and op == _ASSIGN)]:
     raise ValueError(f"it writes variables ({', '.join(written)}), which would be dropped silently")
-  variables = {id(v.handle): v for v in concrete.graph.variables}
-  captured = [variables.get(id(outer), outer) for outer, _ in concrete.graph.captures]
-  inner = [inside for _, inside in concrete.graph.captures]
   replay = _Replay(definition.library, replacements, held, dict(state))
-  values = replay.run(
-    concrete.graph, [*own_inputs(concrete), *inner], [*tensors, *map(replay.constant, captured)]
-  )
-  return [values(tensor) for tensor in concrete.graph.outputs], replay.state
+  return replay.results(concrete, tensors), replay.state
 
 
 def op_name(name: str) -> str:
@@ -173,6 +169,18 @@ class _Replay:
     self._replacements, self._held, self.state = replacements, held, state
     self._graphs: dict[str, Any] = {}
     self._constants: dict[int, tf.Tensor] = {}
+    self._expansions: dict[str, tuple[Any, _Replay]] = {}
+
+  def results(self, concrete: Any, tensors: Sequence[tf.Tensor]) -> list[Any]:
+    """The flat results of the ConcreteFunction whose library it has, with `tensors` in place of its
+    inputs."""
+    variables = {id(v.handle): v for v in concrete.graph.variables}
+    captured = [variables.get(id(outer), outer) for outer, _ in concrete.graph.captures]
+    inner = [inside for _, inside in concrete.graph.captures]
+    values = self.run(
+      concrete.graph, [*own_inputs(concrete), *inner], [*tensors, *map(self.constant, captured)]
+    )
+    return [values(tensor) for tensor in concrete.graph.outputs]
 
   def run(
     self, graph: Any, inputs: Sequence[tf.Tensor], arguments: Sequence[Any]
@@ -215,6 +223,8 @@ class _Replay:
       return self._branches(op, operands)
     if op.type in _LOOPS:
       return self._loop(op, operands)
+    if op.type in EXPANSIONS:
+      return self._expanded(op, operands)
     return again(op, operands)
 
   def _replaced(self, op: tf.Operation, operands: list[Any]) -> Sequence[Any]:
@@ -227,6 +237,20 @@ class _Replay:
         f"{op.type} {op.name!r} has an operand of unknown rank; set it by tf.ensure_shape in the "
         "TensorFlow code"
       ) from error
+
+  def _expanded(self, op: tf.Operation, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    call = Call(op, operands)
+    if call.key not in self._expansions:
+      concrete = call.traced()
+      library = concrete.graph.as_graph_def().library
+      self._expansions[call.key] = (concrete, _Replay(library, self._replacements, self._held, {}))
+    concrete, replay = self._expansions[call.key]
+    with tf.name_scope(op.name.replace("/", ".")):
+      results = replay.results(concrete, call.tensors)
+    return [
+      with_shape(result, result.shape.merge_with(y.shape))
+      for result, y in zip(results, op.outputs, strict=True)
+    ]
 
   def _write(self, variable: Any, value: tf.Tensor) -> None:
     if id(variable) not in self.state or graph() is not outermost():

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..export import angles, lists, registry, replay
+from ..export.expansion import EXPANSIONS
 from ..export.registry import MOVES, replaces, replaces_each
 from ..export.replay import Replacement, with_shape
 from . import dtypes as ints
@@ -468,13 +469,14 @@ _replaces_each(
 
 
 class Table(Mapping[str, Replacement]):
-  """Replaces every type of op except calls, loops, branches and identities."""
+  """Replaces every type of op except calls, loops, branches, identities and what is expanded."""
 
   def __init__(self, own: Mapping[str, Replacement]):
     self._own = own
 
   def __contains__(self, op_type: object) -> bool:
-    return op_type not in replay.REPLAYED
+    is_expanded = op_type in EXPANSIONS and op_type not in SUPPORTED | self._own.keys()
+    return not is_expanded and op_type not in replay.REPLAYED
 
   def __getitem__(self, op_type: str) -> Replacement:
     if op_type in self._own:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from jax2tf.converters import onnx, tfjs, tflite
 from jax2tf.converters.bundle import calls
 from jax2tf.converters.export import registry, replay
+from jax2tf.converters.export.expansion import EXPANSIONS
 from jax2tf.converters.onnx.replacements import TABLE as ONNX
 from jax2tf.converters.tfjs.dtypes import HELD as HELD_BY_TFJS
 from jax2tf.converters.tfjs.names import CONTROL, SUPPORTED
@@ -27,7 +28,11 @@ from tests.support.replacement_rows import Row, packed, rows
 
 ROWS = list(rows())
 TABLES: Mapping[str, Any] = {"onnx": ONNX, "tflite": TFLITE, "tfjs": TFJS}
-OPS = {"onnx": set(ONNX), "tflite": set(TFLITE), "tfjs": SUPPORTED | registry.TABLES["tfjs"].keys()}
+OPS = {
+  "onnx": set(ONNX) | EXPANSIONS.keys(),
+  "tflite": set(TFLITE) | EXPANSIONS.keys(),
+  "tfjs": SUPPORTED | registry.TABLES["tfjs"].keys() | EXPANSIONS.keys(),
+}
 # Not calls of their own: what every graph is made of.
 _STRUCTURE = CONTROL | {"Const", "Identity", "NoOp", "Placeholder"}
 # {target: {op: why there is no row}}

@@ -120,6 +120,9 @@ def _of_floats() -> Iterator[Row]:
     GreaterEqual Equal NotEqual NextAfter DivNoNan
   """.split():  # noqa: SIM905
     yield row(op, F, F[::-1].copy())
+  for op in ("BesselI0e", "BesselI1e"):
+    yield row(op, F)
+    yield row(op, LARGE)
   yield row("Pow", np.abs(PLAIN), PLAIN)
   yield row("Xlogy", PLAIN, np.abs(PLAIN))
   for op in ("FloorDiv", "FloorMod"):

@@ -1,0 +1,8 @@
+"""Expansions: ops that all targets lack, as TensorFlow functions of ops that they have. Each module
+registers its own; see `jax2tf.converters.export.expansion`."""
+
+from __future__ import annotations
+
+from . import bessel
+
+__all__ = ["bessel"]

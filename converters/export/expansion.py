@@ -1,0 +1,75 @@
+"""The registry of expansions: ops that no target has, as TensorFlow functions of ops that targets
+have. The modules of `jax2tf.converters.export.expanded` fill it.
+
+  @expands("TridiagonalSolve")
+
+An expansion takes the op, for its attributes, and its operands, and returns the list of results, as
+a replacement does; but the ops that it makes are replaced and expanded in turn. So it is TensorFlow
+code as any, with loops and branches, and serves all targets. A replacement of a target goes before
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+Expansion: TypeAlias = Callable[..., Sequence[tf.Tensor]]
+
+EXPANSIONS: dict[str, Expansion] = {}  # {type of op: its expansion}
+
+
+def expands(*ops: str) -> Callable[[Expansion], Expansion]:
+  """Registers an expansion.
+
+  Args:
+    ops: the types of the expanded ops.
+
+  Raises:
+    ValueError: an op already has one.
+  """
+
+  def register(expansion: Expansion) -> Expansion:
+    if twice := [op for op in ops if op in EXPANSIONS]:
+      raise ValueError(f"{twice[0]} already has an expansion, {EXPANSIONS[twice[0]].__qualname__}")
+    EXPANSIONS.update(dict.fromkeys(ops, expansion))
+    return expansion
+
+  return register
+
+
+class Call:
+  """The expansion of an op for its operands. Known integers, such as axes, stay constants.
+
+  Attributes:
+    key: equal for ops whose expansion is the same function.
+    tensors: the operands that are its inputs.
+  """
+
+  def __init__(self, op: tf.Operation, operands: Sequence[tf.Tensor]):
+    self._op, self._operands = op, operands
+    self._known = [tf.get_static_value(x) if x.dtype.is_integer else None for x in operands]
+    self.tensors = [x for x, value in zip(operands, self._known, strict=True) if value is None]
+    attributes = sorted((name, str(value)) for name, value in op.node_def.attr.items())
+    kinds = [
+      (x.dtype, str(x.shape), None if value is None else value.tobytes())
+      for x, value in zip(operands, self._known, strict=True)
+    ]
+    self.key = repr((op.type, attributes, kinds))
+
+  def traced(self) -> Any:
+    """Its ConcreteFunction of `tensors`."""
+
+    def function(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
+      given = iter(tensors)
+      operands = [
+        next(given) if value is None else tf.constant(value, x.dtype)
+        for x, value in zip(self._operands, self._known, strict=True)
+      ]
+      return tuple(EXPANSIONS[self._op.type](self._op, *operands))
+
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in self.tensors]
+    with tf.init_scope():
+      return tf.function(function, autograph=False).get_concrete_function(*specs)
