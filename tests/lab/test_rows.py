@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.tools.lab import reports
-from jax2tf.tools.lab.speed_rows import SECTIONS, by_hand, rule_rows
+from jax2tf.tools.lab.speed_rows import SECTIONS, harness, rule_rows
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
-ROW = by_hand.Row(
+ROW = harness.Row(
   lambda w, x: jnp.tanh(x @ w), lambda w, x: tf.tanh(x @ w), [X], X.T, ways=("ours", "fused")
 )
 
@@ -29,14 +29,14 @@ def test_what_is_kept_is_what_is_measured(section: str) -> None:
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_a_row_has_a_time_for_each_way(gradient: bool) -> None:
-  times = by_hand.measured(ROW, seconds=0.01, gradient=gradient)
+  times = harness.measured(ROW, seconds=0.01, gradient=gradient)
   assert [len(times[way]) for way in ("jax", "hand", "ours", "fused")] == [5] * 4
 
 
 def test_a_row_with_other_values_is_an_error() -> None:
-  other = by_hand.Row(ROW.in_jax, lambda w, x: 2 * tf.tanh(x @ w), [X], X.T)
+  other = harness.Row(ROW.in_jax, lambda w, x: 2 * tf.tanh(x @ w), [X], X.T)
   with pytest.raises(AssertionError, match="hand"):
-    by_hand.measured(other, seconds=0.01)
+    harness.measured(other, seconds=0.01)
 
 
 def test_a_reason_is_found_by_whole_words() -> None:

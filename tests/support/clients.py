@@ -116,11 +116,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-  model: pathlib.Path,
-  *arguments: str,
-  seconds: float = 240.0,
-  ports: Sequence[int] = (),
-  prefix: Sequence[str] = (),
+  model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports: Sequence[int] = ()
 ) -> Iterator[Server]:
   """Starts the server, waits until it is ready, and ends it with SIGTERM.
 
@@ -129,21 +125,13 @@ def serving(
     arguments: more flags of the server.
     seconds: the time limit for the start.
     ports: for gRPC and REST; by default free ones.
-    prefix: a command that runs the server, such as `env`.
 
   Raises:
     RuntimeError: the server did not become ready, or did not end after SIGTERM.
   """
   grpc_port, http_port = ports or free_ports(2)
   what = f"--model_config_file={model}" if model.is_file() else str(model)
-  command = [
-    *prefix,
-    *COMMAND,
-    what,
-    f"--grpc_port={grpc_port}",
-    f"--http_port={http_port}",
-    *arguments,
-  ]
+  command = [*COMMAND, what, f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
   start = time.perf_counter()
   with (
     tempfile.TemporaryFile("w+") as errors,
@@ -209,11 +197,6 @@ class Tally:
   wrong: int = 0
   errors: list[str] = field(default_factory=list)
   seconds: float = 0.0
-
-  def add(self, other: Tally) -> None:
-    """Adds the results of a later run."""
-    for name, figure in vars(other).items():
-      setattr(self, name, getattr(self, name) + figure)
 
   def summary(self) -> dict[str, float | int]:
     """The figures for the report."""

@@ -17,12 +17,9 @@ COSTS = {
 }
 # Seconds until the server is ready, on two idle cores.
 START_SECONDS = 30.0
-# The largest growth of the memory, from the second to the last third of a long run or after the
-# warm-up of random requests.
+# The largest growth of the memory, from the second to the last third of a long run.
 GROWTH = 1.05
 _FROM_MINUTES = 10.0
-# The proxies alone are small, so that a few MB are more than 5 % of them.
-_WEIGHED = ("replicas", "all processes")
 # (a way to run batches, another way, smallest accepted ratio of their rates)
 RATIOS: dict[str, list[tuple[str, str, float]]] = {
   "mlp": [("ray", "bare 2", 0.6), ("beam tables", "bare 1", 0.8)],
@@ -76,12 +73,6 @@ def of_requests(report: Mapping[str, Any]) -> Iterator[str]:
     for kind, numbers in report[interface].items():
       if numbers["wrong"] or numbers["lost"]:
         yield f"{interface}, {kind}: {numbers['wrong']} wrong, {numbers['lost']} lost"
-  for name, (before, after) in report["MB after the warm-up and at the end"].items():
-    if name in _WEIGHED and after > GROWTH * before:
-      yield (
-        f"{name}: {before} MB after the warm-up and {after} MB at the end, a growth by more than "
-        f"{GROWTH - 1:.0%}"
-      )
 
 
 def ratios(per_second: Mapping[str, Sequence[float]], way: str, other: str) -> list[float]:

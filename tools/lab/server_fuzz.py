@@ -24,8 +24,6 @@ from jax2tf.tools.lab import bounds
 from tests.support import clients, grpc_requests, server_requests
 from tests.support.server_requests import Arrays, Case
 
-# The warm-up is a part of the requests, of other seeds.
-_WARM_UP = 0.5
 _CLIENTS = 8
 _REQUESTS = 4000
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
@@ -126,48 +124,26 @@ def _run(
   return {kind: {name: numbers[name] for name in names} for kind, numbers in sorted(found.items())}
 
 
-def _megabytes(server: clients.Server) -> dict[str, float]:
-  """The resident memory of the proxies, of the replicas, and of all processes."""
-  totals = {kind: sum(sizes) for kind, sizes in server.megabytes.items()}
-  named = {"proxies": totals["proxy"], "replicas": totals["replica"]}
-  named["all processes"] = sum(totals.values())
-  return {name: round(size) for name, size in named.items()}
-
-
 def measure(folder: pathlib.Path, share: float) -> tuple[dict[str, Any], list[str]]:
-  """The numbers, and wrong and lost answers, and memory that grew.
+  """The numbers, and wrong and lost answers.
 
   Args:
     folder: where the models are saved.
     share: of the requests.
   """
-  before_x64 = jax.config.jax_enable_x64
-  jax.config.update("jax_enable_x64", True)
-  try:
-    report = _measured(folder, int(share * _REQUESTS))
-  finally:
-    jax.config.update("jax_enable_x64", before_x64)
+  with jax.enable_x64(True):
+    report = _measured(folder, range(int(share * _REQUESTS)))
   return report, [*bounds.of_requests(report)]
 
 
-def _measured(folder: pathlib.Path, requests: int) -> dict[str, Any]:
-  warm_up = range(10**9, 10**9 + int(_WARM_UP * requests))
+def _measured(folder: pathlib.Path, seeds: range) -> dict[str, Any]:
   server_requests.save(folder)
   options = ("--replicas=2", f"--max_request_mb={server_requests.MAX_REQUEST_MB}")
   with (
     clients.serving(folder, *options) as server,
     grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
   ):
-    asked = {
-      "REST": (server_requests.rest, _Rest(server.http_port).ask),
-      "gRPC": (grpc_requests.by_grpc, _Grpc(channel).ask),
+    return {
+      "REST": _run(server_requests.rest, _Rest(server.http_port).ask, seeds),
+      "gRPC": _run(grpc_requests.by_grpc, _Grpc(channel).ask, seeds),
     }
-    for make, ask in asked.values():
-      _run(make, ask, warm_up)
-    before = _megabytes(server)
-    report: dict[str, Any] = {
-      name: _run(make, ask, range(requests)) for name, (make, ask) in asked.items()
-    }
-    after = _megabytes(server)
-    growth = {name: [size, after[name]] for name, size in before.items()}
-    return report | {"MB after the warm-up and at the end": growth}

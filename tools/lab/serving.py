@@ -1,6 +1,6 @@
 """Measures `jax2tf serve` and checks each of its answers: docs/reports/serving.md.
 
-Usage: python -m jax2tf.tools.lab.serving [--parts=load,drills,soak,requests] [--share=0.1]
+Usage: python -m jax2tf.tools.lab.serving [--parts=load,soak,requests] [--share=0.1]
 
 It fails if an answer is wrong or lost, if a server starts too late, or if its memory grows.
 """
@@ -15,13 +15,12 @@ from typing import Any
 import click
 from absl import logging
 
-from jax2tf.tools.lab import bounds, drills, load, options, pages, reports, server_fuzz, soak
+from jax2tf.tools.lab import bounds, load, options, pages, reports, server_fuzz, soak
 
 # (a folder, the share of a whole measurement) -> (its numbers, its faults)
 Part = Callable[[pathlib.Path, float], tuple[dict[str, Any], list[str]]]
 PARTS: dict[str, tuple[Part, str]] = {
   "load": (load.measure, "serving-load"),
-  "drills": (drills.measure, "serving-drills"),
   "soak": (soak.measure, "serving-soak"),
   "requests": (server_fuzz.measure, "server-fuzz"),
 }

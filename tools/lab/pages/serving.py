@@ -36,15 +36,6 @@ killed. Memory is the largest in each third of the run; `make serving` fails if 
 more than {bounds.GROWTH - 1:.0%} more than the second.
 """
 
-_DRILLS = """
-## Drills
-
-A server with two replicas and a limit of 1,024 open files. One process of each kind is stopped
-(SIGSTOP) under load, and silent connections are opened. `make serving` fails if a proxy or a
-replica that hangs is not killed within 10 s, if an answer is lost or wrong, or if the folder of a
-server is left.
-"""
-
 _REQUESTS = """
 ## Random requests
 
@@ -53,9 +44,6 @@ refused with 4xx, or with a status such as `INVALID_ARGUMENT`. A request with ch
 refused, or answered as a parser of its own reads it.
 [The numbers](data/server-fuzz.json) have a row for each of the {kinds} kinds.
 """
-_GROWN = """
-The replicas, and all processes together, may grow by 5 % at most. The proxies are small: a few MB
-show there."""
 # Requests that JAX answers, by the beginnings of their kinds; others but these have to be refused.
 _VALID, _CHANGED = ("values of", "texts", "a product"), "changed bytes"
 
@@ -96,7 +84,7 @@ JAX, to 1e-5 of the largest.
 
 def text() -> str:
   """The page."""
-  parts = (_replicas, _kills, _soak, _drills, _requests, _power_cuts, _pipelines)
+  parts = (_replicas, _kills, _soak, _requests, _power_cuts, _pipelines)
   return "\n".join([line for part in parts for line in part()] + [""])
 
 
@@ -150,12 +138,6 @@ def _soak() -> Iterator[str]:
   yield from table(["", *(f"JAX {version}" for version in report)], rows, words=1 + len(report))
 
 
-def _drills() -> Iterator[str]:
-  yield _DRILLS
-  for version, drills in sorted(reports.read("serving-drills").items()):
-    yield from table([f"JAX {version}", ""], drills.items(), words=2)
-
-
 def _requests() -> Iterator[str]:
   report = sorted(reports.read("server-fuzz").items())
   [section, *_] = [section for _, section in report]
@@ -171,11 +153,7 @@ def _requests() -> Iterator[str]:
           sums[group][column] += numbers[column]
           sums["all"][column] += numbers[column]
       rows += [[interface, group, *counts.values()] for group, counts in sums.items()]
-    yield from (*table([f"JAX {version}", "", *columns], rows, words=2), "")
-    memory = section["MB after the warm-up and at the end"]
-    rows = [[name, *sizes, f"{sizes[1] / sizes[0]:.3f}"] for name, sizes in memory.items()]
-    yield from table(["resident memory, MB", "after the warm-up", "at the end", "ratio"], rows)
-    yield _GROWN
+    yield from table([f"JAX {version}", "", *columns], rows, words=2)
 
 
 def _power_cuts() -> Iterator[str]:

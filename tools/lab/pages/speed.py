@@ -13,7 +13,6 @@ from jax2tf.tools.lab.speed_rows import functions, rule_rows, rules
 # The aims of single functions: ours over hand-written TensorFlow, and with jit_compile over
 # jax.jit.
 _BY_HAND, _COMPILED = 1.5, 3.0
-_RUNTIMES = {"tflite": "LiteRT", "onnx": "ONNX Runtime", "tfjs": "TF.js, wasm in Node.js"}
 
 _ABOUT = """# Speed
 
@@ -46,28 +45,13 @@ JAX's values for NaN and infinity, which some ops of TensorFlow lose: hand-writt
 
 _RULES = f"""## Lowering rules
 
-{len(rule_rows.ROWS)} functions, each at two sizes, n and 8n, in TensorFlow and in `jax.jit`. JAX's
-LAPACK has one thread. The gradient is that of the sum of squares of the results. The first table
-has the time in TensorFlow over that in JAX, at 8n: the median of each family, with the least and
-the most. The second table has the functions that take more than {rules.SLOW:g} times as long as in
-JAX (**slow**), or whose time grows with an exponent that is more than {rules.WORSE_EXPONENT} above
-JAX's (**growth**), if they take more than {rules.MATTERS_MS:g} ms and a second measurement agrees.
+{len(rule_rows.ROWS)} functions, in TensorFlow and in `jax.jit`. JAX's LAPACK has one thread. The
+gradient is that of the sum of squares of the results. The first table has the time in TensorFlow
+over that in JAX: the median of each family, with the least and the most. The second table has the
+functions that take more than {rules.SLOW:g} times as long as in JAX, and more than
+{rules.MATTERS_MS:g} ms.
 
 ![Times of rules relative to JAX](speed-rules.png)
-"""
-
-_GROWTH = """## Long and deep functions
-
-A chain of n equations, `x = sin(x) * 1.01 + 0.1`, of f32[8]. The columns are microseconds for each
-equation. *Trace*: `make_jaxpr`. *Trace vjp*: the same for `jax.vjp`. *Inference*: trace and graph
-without gradient. *Gradient*: trace and graph of the value and the `tf.GradientTape` gradient.
-*First run*: the first run of that graph, mostly TensorFlow's optimiser. *Nodes* and *peak* are
-those of the gradient. *Hand* is the same chain in TensorFlow; its first run grows with the square
-of n, so 30,000 is not measured.
-
-The transformer has 24 layers in a scan, width 128, sequence 256, batch 12; value and gradient by
-all weights. *Peak* is the memory of the first run above that before it, after everything is traced
-and compiled.
 """
 
 _SAVING = """## Saving and loading
@@ -79,15 +63,6 @@ trace, lower and save a model in a process that saved another one before; *load*
 `tf.Module` with a `tf.function`; it has no gradient functions in the file.
 """
 
-_IDIOMS = """## Exact and fused idioms in other runtimes
-
-Each model is exported twice. The latency is the least of six seconds (TF.js: of the medians of 5
-processes), with one thread. Ops are those of the file, without constants; the runtimes fuse more
-when they open it. [Fused idioms](../guide/fused.md) says what the idioms are.
-"""
-
-_CHAIN = ("trace", "trace vjp", "inference", "gradient", "first run")
-
 
 def text() -> str:
   """The page."""
@@ -95,9 +70,7 @@ def text() -> str:
     "models": (_MODELS, _models),
     "functions": (_FUNCTIONS, _functions),
     "rules": (_RULES, _rules),
-    "growth": (_GROWTH, _growth),
     "saving": (_SAVING, _saving),
-    "idioms": (_IDIOMS, _idioms),
   }
   return "\n".join([*_ABOUT.splitlines(), *sections("speed", tables), ""])
 
@@ -150,16 +123,15 @@ def _ratios(what: str, ratios: Mapping[str, tuple[str, str]], rows: Rows) -> lis
 
 def _rules(rows: Rows) -> list[str]:
   families: dict[str, dict[str, list[float]]] = {}
-  flagged = []
+  slow = []
   reasons: dict[str, dict[str, None]] = {}
   for name, ways in rows.items():
     family = families.setdefault(name.partition(":")[0], {"forward": [], "gradient": []})
     for way, numbers in ways.items():
-      family[way].append(rules.ratio(numbers, 1))
-      if flags := [flag for flag in numbers["flags"] if flag != "nodes"]:
-        milliseconds = [f"{numbers[key][1]:.3g}" for key in ("tf_ms", "jax_ms")]
-        ratio = f"{rules.ratio(numbers, 1):.2g}"
-        flagged.append([name, way, " ".join(flags), *milliseconds, ratio])
+      family[way].append(rules.ratio(numbers))
+      if rules.is_slow(numbers):
+        milliseconds = [f"{statistics.median(numbers[who]):.3g}" for who in ("ours", "jax")]
+        slow.append([name, way, *milliseconds, f"{rules.ratio(numbers):.2g}"])
         reasons.setdefault(rule_rows.reason(name), {})[name] = None
   of_families = [
     [name, *(measure.spread(ratios) if ratios else "" for ratios in ways.values())]
@@ -168,26 +140,9 @@ def _rules(rows: Rows) -> list[str]:
   return [
     *table(["family", "forward", "gradient"], of_families),
     "",
-    *table(["function", "way", "flags", "TF ms", "JAX ms", "ratio"], flagged, words=3),
+    *table(["function", "way", "TF ms", "JAX ms", "ratio"], slow, words=2),
     "",
     *(f"- **{'**, **'.join(names)}**: {reason}." for reason, names in reasons.items()),
-  ]
-
-
-def _growth(rows: Rows) -> list[str]:
-  chains, deep = [], []
-  for name, numbers in rows.items():
-    what, _, who = name.rpartition(", ")
-    if what.startswith("chain"):
-      n = int(what.split()[1])
-      times = [f"{1e6 * numbers[key] / n:.0f}" if key in numbers else "" for key in _CHAIN]
-      chains.append([f"{n:,}, {who}", *times, numbers["nodes"], f"{numbers['peak MB']:.0f}"])
-    else:
-      deep.append([what, who, f"{numbers['peak MB']:.0f}", f"{numbers['seconds']:.2f}"])
-  return [
-    *table(["n", *(f"{name} µs" for name in _CHAIN), "nodes", "peak MB"], chains),
-    "",
-    *table(["gradient of", "by", "peak MB", "seconds"], deep, words=2),
   ]
 
 
@@ -202,18 +157,6 @@ def _saving(rows: Rows) -> list[str]:
     for name, numbers in rows.items()
   ]
   return table(["model", "what is saved", "save, s", "load, s", "kB"], cells, words=2)
-
-
-def _idioms(rows: Rows) -> list[str]:
-  cells = []
-  for name, both in rows.items():
-    model, target = name.split("/")
-    exact, fused = both["exact"], both["fused"]
-    ms = [f"{found['ms']:.3g}" for found in (exact, fused)]
-    numbers = [exact["ops"], fused["ops"], exact["bytes"], fused["bytes"], *ms]
-    cells.append([model, _RUNTIMES[target], *numbers])
-  head = ["model", "runtime", "ops, exact", "fused", "bytes, exact", "fused", "ms, exact", "fused"]
-  return table(head, cells, words=2)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -250,7 +193,7 @@ def _draw_models() -> None:
 
 
 def _draw_rules() -> None:
-  """The ratio at the larger size, a dot for each rule and version, forward and gradient."""
+  """The ratio, a dot for each rule and version, forward and gradient."""
   pyplot = measure.pyplot()
   report = sorted(reports.read("speed-rules").items())
   names = list(dict.fromkeys(name for _, rows in report for name in rows))
@@ -260,14 +203,14 @@ def _draw_rules() -> None:
   for axes, way in zip(panels, ("forward", "gradient"), strict=True):
     for (colour, marker), (versions, rows) in zip(VERSIONS, report, strict=False):
       found = {name: rows[name][way] for name in rows if way in rows[name]}
-      ratios = [rules.ratio(numbers, 1) for numbers in found.values()]
+      ratios = [rules.ratio(numbers) for numbers in found.values()]
       places = [names.index(name) for name in found]
       axes.plot(ratios, places, marker, color=colour, markersize=4.5, label=versions)
     axes.axvline(1, color="gray", linewidth=1, label="as fast as JAX")
     slow = f"{rules.SLOW:g} times as long"
     axes.axvline(rules.SLOW, color="gray", linewidth=1, linestyle=":", label=slow)
     xlabel = "time of a call in TensorFlow, in times of JAX's"
-    axes.set(xscale="log", xlabel=xlabel, title=f"{way}, the larger size")
+    axes.set(xscale="log", xlabel=xlabel, title=way)
     axes.grid(axis="both", alpha=0.3)
   panels[0].set_yticks(range(len(names)), names, fontsize=8)
   panels[0].margins(y=0.01)

@@ -29,15 +29,6 @@ _SHORT = STATUSES | {
 }
 _RELEASE_KINDS = ("ordinary inputs", "NaN and infinities too")
 RIGHT, REFUSED, WRONG = VERDICTS = ("right", "refused", "wrong")
-_MODELS = {
-  "vision": "a Flax nnx module with convolution, BatchNorm and Dropout, by "
-  "`saved_model.from_flax_nnx`",
-  "gpt": "a Flax nnx decoder of 4 layers with `nnx.MultiHeadAttention(decode=True)`; a scan over "
-  "its cache samples 12 tokens for 2 texts",
-  "ode": "ten midpoint steps whose slope has a `custom_vjp`, trained in Keras by "
-  "`jax2tf.keras.Layer`",
-}
-
 _ABOUT = """# What runs where
 
 Generated from the numbers in `docs/reports/data`; do not edit. `make targets` measures
@@ -91,19 +82,10 @@ that of `jax.jit`. refused: the tool or the runtime raises an error. **wrong**: 
 without an error.
 """
 
-_THREE = """## Three models in a wheel's environment
-
-The wheel is installed outside the checkout, with the requirements of
-`jax2tf[keras,onnx,openvino,tflite,tfjs]` and `flax` alone.
-[wheel_user.py](../../tools/lab/target_rows/wheel_user.py) is the complete program of the user.
-Seconds: to convert, save, load and compare with JAX, on two cores. Milliseconds: a call of the
-target, and of `jax.jit` in the same process.
-"""
-
 
 def text() -> str:
   """The page."""
-  parts = (_sweep, _replacements, _releases, _readers, _plain_tools, _three_models)
+  parts = (_sweep, _replacements, _releases, _readers, _plain_tools)
   return "\n".join([_ABOUT, *(line for part in parts for line in part())])
 
 
@@ -271,23 +253,3 @@ def _plain_tools() -> Iterator[str]:
 
 def _verdict(verdict: str) -> str:
   return verdict if verdict == REFUSED else f"**{verdict}**"
-
-
-def _three_models() -> Iterator[str]:
-  yield _THREE
-  yield from (f"- **{name}**: {words}" for name, words in _MODELS.items())
-  head = ["", "seconds", "ms a call", "jax.jit's ms", "largest difference"]
-  for version, section in sorted(reports.read("targets-wheel").items()):
-    yield from ("", f"### {version}", "")
-    yield from table(head, [[name, *_figures(row)] for name, row in section.items()])
-    for name, row in section.items():
-      if "refused" in row:
-        yield from ("", f"{name}:", "", "```", row["refused"], "```")
-  yield ""
-
-
-def _figures(row: Mapping[str, Any]) -> list[str]:
-  figures = ["no", "", ""]
-  if "refused" not in row:
-    figures = [f"{row['ms']:.2f}", f"{row['jax ms']:.2f}", f"{row['difference']:.1e}"]
-  return [f"{row['seconds']:.1f}", *figures]

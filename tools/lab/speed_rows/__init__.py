@@ -1,3 +1,3 @@
 """How fast converted functions are: the sections of docs/reports/speed.md."""
 
-SECTIONS = ("models", "functions", "rules", "growth", "saving", "idioms")
+SECTIONS = ("models", "functions", "rules", "saving")

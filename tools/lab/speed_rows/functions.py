@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
-from jax2tf.tools.lab.speed_rows import by_hand
-from jax2tf.tools.lab.speed_rows.by_hand import Row
+from jax2tf.tools.lab.speed_rows import harness
+from jax2tf.tools.lab.speed_rows.harness import Row
 from tests.support import loop_models
 
 
@@ -225,7 +225,7 @@ def rows() -> list[str]:
   return [*ROWS]
 
 
-def measured(names: Sequence[str]) -> Iterator[tuple[str, by_hand.Numbers]]:
+def measured(names: Sequence[str]) -> Iterator[tuple[str, harness.Numbers]]:
   """The times of each function."""
   for name in names:
-    yield name, by_hand.measured(ROWS[name], seconds=4.0)
+    yield name, harness.measured(ROWS[name], seconds=4.0)

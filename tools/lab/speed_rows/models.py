@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
-from jax2tf.tools.lab.speed_rows import by_hand
-from jax2tf.tools.lab.speed_rows.by_hand import Row
+from jax2tf.tools.lab.speed_rows import harness
+from jax2tf.tools.lab.speed_rows.harness import Row
 from tests.support import loop_models
 
 Params = Any
@@ -220,8 +220,8 @@ def rows() -> list[str]:
   return [f"{name}, {what}" for name in MODELS for what in ("forward", "value and gradient")]
 
 
-def measured(names: Sequence[str]) -> Iterator[tuple[str, by_hand.Numbers]]:
+def measured(names: Sequence[str]) -> Iterator[tuple[str, harness.Numbers]]:
   """The times of each row."""
   for name in names:
     model, _, what = name.rpartition(", ")
-    yield name, by_hand.measured(MODELS[model], seconds=10.0, gradient=what != "forward")
+    yield name, harness.measured(MODELS[model], seconds=10.0, gradient=what != "forward")

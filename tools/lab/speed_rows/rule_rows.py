@@ -16,12 +16,12 @@ from jax import lax
 
 @dataclass(frozen=True)
 class Row:
-  """A function to measure at the sizes n and 8n.
+  """A function to measure.
 
   Attributes:
     fun: a function of arrays.
     args: a function from n to NumPy arrays.
-    n: the smaller size, at which the kernel takes longer than its launch.
+    n: the size, at which the kernel takes much longer than its launch.
     differentiable: whether to measure a gradient too.
   """
 
@@ -124,184 +124,186 @@ def _householder(a: jax.Array) -> jax.Array:
 
 # Names begin with the family.
 ROWS: dict[str, Row] = {
-  "gather: rows": Row(lambda x, i: x[i], lambda n: [_normal(n, 32), _integers(n, n)], 8192),
-  "gather: elements": Row(lambda x, i: x[i], lambda n: [_normal(n), _integers(n, n)], 65536),
+  "gather: rows": Row(lambda x, i: x[i], lambda n: [_normal(n, 32), _integers(n, n)], 65536),
+  "gather: elements": Row(lambda x, i: x[i], lambda n: [_normal(n), _integers(n, n)], 524288),
   "gather: filled outside": Row(
-    lambda x, i: x.at[i].get(mode="fill"), lambda n: [_normal(n), _integers(2 * n, n)], 65536
+    lambda x, i: x.at[i].get(mode="fill"), lambda n: [_normal(n), _integers(2 * n, n)], 524288
   ),
   "gather: along the last axis": Row(
     lambda x, i: jnp.take_along_axis(x, i, -1),
     lambda n: [_normal(n, 64), _integers(64, n, 64)],
-    2048,
+    16384,
   ),
   "gather: windows": Row(
     lambda x, i: jax.vmap(lambda j: lax.dynamic_slice(x, (j,), (16,)))(i),
     lambda n: [_normal(n), _integers(n, n // 4)],
-    32768,
+    262144,
   ),
   "scatter: add rows": Row(
     lambda x, i, y: x.at[i].add(y),
     lambda n: [_normal(n, 32), _integers(n, n), _normal(n, 32)],
-    8192,
+    65536,
   ),
   "scatter: add elements": Row(
-    lambda x, i, y: x.at[i].add(y), lambda n: [_normal(n), _integers(n, n), _normal(n)], 65536
+    lambda x, i, y: x.at[i].add(y), lambda n: [_normal(n), _integers(n, n), _normal(n)], 524288
   ),
   "scatter: set elements": Row(
-    lambda x, i, y: x.at[i].set(y), lambda n: [_normal(n), _integers(n, n), _normal(n)], 65536
+    lambda x, i, y: x.at[i].set(y), lambda n: [_normal(n), _integers(n, n), _normal(n)], 524288
   ),
   "scatter: max of elements": Row(
     lambda x, i, y: x.at[i].max(y),
     lambda n: [_normal(n), _integers(n, n), _normal(n)],
-    65536,
+    524288,
     differentiable=False,
   ),
   "scatter: multiply elements": Row(
     lambda x, i, y: x.at[i].multiply(y),
     lambda n: [_normal(n), _integers(n, n), _normal(n)],
-    65536,
+    524288,
     differentiable=False,
   ),
   "scatter: apply": Row(
     lambda x, i: x.at[i].apply(jnp.sin),
     lambda n: [_normal(n), _integers(n, n)],
-    1024,
+    8192,
     differentiable=False,
   ),
-  "sort: f32": Row(jnp.sort, _vector, 16384),
-  "sort: i32": Row(jnp.sort, lambda n: [_integers(1 << 30, n)], 16384, differentiable=False),
-  "sort: rows": Row(jnp.sort, lambda n: [_normal(64, n)], 512),
-  "sort: first axis": Row(lambda x: jnp.sort(x, 0), _columns, 4096),
-  "sort: argsort": Row(jnp.argsort, _vector, 16384, differentiable=False),
+  "sort: f32": Row(jnp.sort, _vector, 131072),
+  "sort: i32": Row(jnp.sort, lambda n: [_integers(1 << 30, n)], 131072, differentiable=False),
+  "sort: rows": Row(jnp.sort, lambda n: [_normal(64, n)], 4096),
+  "sort: first axis": Row(lambda x: jnp.sort(x, 0), _columns, 32768),
+  "sort: argsort": Row(jnp.argsort, _vector, 131072, differentiable=False),
   "sort: 2 keys of 3 operands": Row(
     lambda i, x, y: lax.sort((i, x, y), num_keys=2),
     lambda n: [_integers(64, n), _normal(n), _normal(n)],
-    16384,
+    131072,
   ),
-  "sort: top 16": Row(lambda x: lax.top_k(x, 16), _vector, 65536),
-  "sort: top half": Row(lambda x: lax.top_k(x, x.shape[0] // 2), _vector, 16384),
-  "cumulative: sum": Row(jnp.cumsum, _vector, 65536),
-  "cumulative: sum, reverse": Row(lambda x: lax.cumsum(x, reverse=True), _vector, 65536),
-  "cumulative: sum, first axis": Row(lambda x: lax.cumsum(x, 0), _columns, 8192),
-  "cumulative: prod": Row(jnp.cumprod, lambda n: [1 + _normal(n) / n], 65536),
-  "cumulative: max": Row(lax.cummax, _vector, 65536),
-  "cumulative: max, reverse": Row(lambda x: lax.cummax(x, reverse=True), _vector, 65536),
-  "cumulative: max, first axis": Row(lambda x: lax.cummax(x, 0), _columns, 8192),
-  "cumulative: logsumexp": Row(lax.cumlogsumexp, _vector, 65536),
-  "cumulative: logsumexp, first axis": Row(lambda x: lax.cumlogsumexp(x, 0), _columns, 8192),
-  "associative_scan: add": Row(lambda x: lax.associative_scan(jnp.add, x), _vector, 65536),
+  "sort: top 16": Row(lambda x: lax.top_k(x, 16), _vector, 524288),
+  "sort: top half": Row(lambda x: lax.top_k(x, x.shape[0] // 2), _vector, 131072),
+  "cumulative: sum": Row(jnp.cumsum, _vector, 524288),
+  "cumulative: sum, reverse": Row(lambda x: lax.cumsum(x, reverse=True), _vector, 524288),
+  "cumulative: sum, first axis": Row(lambda x: lax.cumsum(x, 0), _columns, 65536),
+  "cumulative: prod": Row(jnp.cumprod, lambda n: [1 + _normal(n) / n], 524288),
+  "cumulative: max": Row(lax.cummax, _vector, 524288),
+  "cumulative: max, reverse": Row(lambda x: lax.cummax(x, reverse=True), _vector, 524288),
+  "cumulative: max, first axis": Row(lambda x: lax.cummax(x, 0), _columns, 65536),
+  "cumulative: logsumexp": Row(lax.cumlogsumexp, _vector, 524288),
+  "cumulative: logsumexp, first axis": Row(lambda x: lax.cumlogsumexp(x, 0), _columns, 65536),
+  "associative_scan: add": Row(lambda x: lax.associative_scan(jnp.add, x), _vector, 524288),
   "associative_scan: linear recurrence": Row(
-    _linear_recurrence, lambda n: [_normal(n), _normal(n)], 32768
+    _linear_recurrence, lambda n: [_normal(n), _normal(n)], 262144
   ),
   "reduce_window: mean of images": Row(
-    _window(lax.add, 0, (1, 3, 3, 1)), lambda n: [_normal(4, n, 32, 16)], 16
+    _window(lax.add, 0, (1, 3, 3, 1)), lambda n: [_normal(4, n, 32, 16)], 128
   ),
   "reduce_window: max of images, stride": Row(
-    _window(lax.max, -np.inf, (1, 2, 2, 1), (1, 2, 2, 1)), lambda n: [_normal(4, n, 64, 16)], 16
+    _window(lax.max, -np.inf, (1, 2, 2, 1), (1, 2, 2, 1)), lambda n: [_normal(4, n, 64, 16)], 128
   ),
-  "reduce_window: add, rank 1": Row(_window(lax.add, 0, (33,)), _vector, 32768),
-  "reduce_window: max, rank 1, stride": Row(_window(lax.max, -np.inf, (33,), (4,)), _vector, 65536),
+  "reduce_window: add, rank 1": Row(_window(lax.add, 0, (33,)), _vector, 262144),
+  "reduce_window: max, rank 1, stride": Row(
+    _window(lax.max, -np.inf, (33,), (4,)), _vector, 524288
+  ),
   "reduce_window: window dilation": Row(
     _window(lax.max, -np.inf, (5, 3), window_dilation=(2, 3)),
     lambda n: [_normal(n, 64)],
-    512,
+    4096,
     differentiable=False,
   ),
   "reduce_window: base dilation": Row(
-    _window(lax.add, 0, (5, 3), base_dilation=(2, 3)), lambda n: [_normal(n, 32)], 256
+    _window(lax.add, 0, (5, 3), base_dilation=(2, 3)), lambda n: [_normal(n, 32)], 2048
   ),
   "reduce_window: reducer a+b+ab": Row(
     _window(lambda a, b: a + b + a * b, 0, (5, 3)),
     lambda n: [_normal(n, 64) / 9],
-    512,
+    4096,
     differentiable=False,
   ),
   "select_and_scatter_add: images": Row(
     _pooled_back((1, 2, 2, 1), (1, 2, 2, 1)),
     lambda n: [_normal(4, n, 32, 16)],
-    16,
+    128,
     differentiable=False,
   ),
   "select_and_scatter_add: rank 1": Row(
-    _pooled_back((8,), (4,)), _vector, 16384, differentiable=False
+    _pooled_back((8,), (4,)), _vector, 131072, differentiable=False
   ),
-  "conv: 1-D": Row(_conv(1), _image(16, kernel=(5, 16, 32)), 512),
-  "conv: 2-D": Row(_conv(2), _image(32, 16, kernel=(3, 3, 16, 32)), 16),
-  "conv: 3-D": Row(_conv(3), _image(16, 16, 8, kernel=(3, 3, 3, 8, 16)), 8),
-  "conv: stride": Row(_conv(2, stride=2), _image(32, 16, kernel=(3, 3, 16, 32)), 32),
-  "conv: dilation": Row(_conv(2, rhs=2), _image(32, 16, kernel=(3, 3, 16, 32)), 16),
-  "conv: 3-D, dilation": Row(_conv(3, rhs=2), _image(16, 16, 8, kernel=(3, 3, 3, 8, 16)), 8),
-  "conv: transposed": Row(_conv(2, lhs=2), _image(16, 16, kernel=(3, 3, 16, 32)), 16),
-  "conv: transposed, 1-D": Row(_conv(1, lhs=2), _image(16, kernel=(3, 16, 32)), 256),
-  "conv: depthwise": Row(_conv(2, groups=32), _image(32, 32, kernel=(3, 3, 1, 32)), 32),
-  "conv: 4 feature groups": Row(_conv(2, groups=4), _image(32, 32, kernel=(3, 3, 8, 32)), 16),
-  "conv: 2 batch groups": Row(_conv(2, batch_groups=2), _image(32, 16, kernel=(3, 3, 16, 32)), 16),
-  "dot: matrix, matrix": Row(jnp.matmul, lambda n: [_normal(n, n), _normal(n, n)], 64),
-  "dot: matrix, vector": Row(jnp.matmul, lambda n: [_normal(n, 512), _normal(512)], 512),
-  "dot: batched": Row(jnp.matmul, lambda n: [_normal(n, 32, 32), _normal(n, 32, 32)], 64),
+  "conv: 1-D": Row(_conv(1), _image(16, kernel=(5, 16, 32)), 4096),
+  "conv: 2-D": Row(_conv(2), _image(32, 16, kernel=(3, 3, 16, 32)), 128),
+  "conv: 3-D": Row(_conv(3), _image(16, 16, 8, kernel=(3, 3, 3, 8, 16)), 64),
+  "conv: stride": Row(_conv(2, stride=2), _image(32, 16, kernel=(3, 3, 16, 32)), 256),
+  "conv: dilation": Row(_conv(2, rhs=2), _image(32, 16, kernel=(3, 3, 16, 32)), 128),
+  "conv: 3-D, dilation": Row(_conv(3, rhs=2), _image(16, 16, 8, kernel=(3, 3, 3, 8, 16)), 64),
+  "conv: transposed": Row(_conv(2, lhs=2), _image(16, 16, kernel=(3, 3, 16, 32)), 128),
+  "conv: transposed, 1-D": Row(_conv(1, lhs=2), _image(16, kernel=(3, 16, 32)), 2048),
+  "conv: depthwise": Row(_conv(2, groups=32), _image(32, 32, kernel=(3, 3, 1, 32)), 256),
+  "conv: 4 feature groups": Row(_conv(2, groups=4), _image(32, 32, kernel=(3, 3, 8, 32)), 128),
+  "conv: 2 batch groups": Row(_conv(2, batch_groups=2), _image(32, 16, kernel=(3, 3, 16, 32)), 128),
+  "dot: matrix, matrix": Row(jnp.matmul, lambda n: [_normal(n, n), _normal(n, n)], 512),
+  "dot: matrix, vector": Row(jnp.matmul, lambda n: [_normal(n, 512), _normal(512)], 4096),
+  "dot: batched": Row(jnp.matmul, lambda n: [_normal(n, 32, 32), _normal(n, 32, 32)], 512),
   "dot: transposed batch": Row(
     lambda x, y: jnp.einsum("ibk,bjk->jbi", x, y),
     lambda n: [_normal(n, 16, 32), _normal(16, n, 32)],
-    32,
+    256,
   ),
   "dot: 2 contracted": Row(
     lambda x, y: jnp.einsum("iab,abj->ij", x, y),
     lambda n: [_normal(n, 16, 32), _normal(16, 32, 64)],
-    64,
+    512,
   ),
   "dot: i32": Row(
-    jnp.matmul, lambda n: [_integers(99, n, n), _integers(99, n, n)], 32, differentiable=False
+    jnp.matmul, lambda n: [_integers(99, n, n), _integers(99, n, n)], 256, differentiable=False
   ),
   "dynamic_update_slice: 64 times": Row(
-    lambda x: _set_rows(x, 64), _vector, 16384, differentiable=False
+    lambda x: _set_rows(x, 64), _vector, 131072, differentiable=False
   ),
-  "dynamic_update_slice: every element": Row(_set_rows, _vector, 512, differentiable=False),
+  "dynamic_update_slice: every element": Row(_set_rows, _vector, 4096, differentiable=False),
   "linalg: cholesky": Row(
-    lambda a: lax.linalg.cholesky(a, symmetrize_input=False), _only(_definite), 64
+    lambda a: lax.linalg.cholesky(a, symmetrize_input=False), _only(_definite), 512
   ),
   "linalg: cholesky, batch": Row(
-    jnp.linalg.cholesky, lambda n: [np.stack([_definite(8)] * n)], 256
+    jnp.linalg.cholesky, lambda n: [np.stack([_definite(8)] * n)], 2048
   ),
   "linalg: triangular_solve": Row(
     lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True),
     lambda n: [_triangle(n), _normal(n, 64)],
-    64,
+    512,
   ),
-  "linalg: lu": Row(lambda a: lax.linalg.lu(a)[0], _square, 64),
-  "linalg: lu, batch": Row(lambda a: lax.linalg.lu(a)[0], lambda n: [_normal(n, 8, 8)], 256),
-  "linalg: solve": Row(jnp.linalg.solve, lambda n: [_definite(n), _normal(n)], 64),
-  "linalg: qr": Row(lambda a: lax.linalg.qr(a, full_matrices=False), _square, 32),
+  "linalg: lu": Row(lambda a: lax.linalg.lu(a)[0], _square, 512),
+  "linalg: lu, batch": Row(lambda a: lax.linalg.lu(a)[0], lambda n: [_normal(n, 8, 8)], 2048),
+  "linalg: solve": Row(jnp.linalg.solve, lambda n: [_definite(n), _normal(n)], 512),
+  "linalg: qr": Row(lambda a: lax.linalg.qr(a, full_matrices=False), _square, 256),
   "linalg: qr, pivoting": Row(
     lambda a: lax.linalg.qr(a, pivoting=True, full_matrices=False),
     _square,
-    32,
+    256,
     differentiable=False,
   ),
-  "linalg: householder_product": Row(_householder, _square, 64, differentiable=False),
-  "linalg: hessenberg": Row(lax.linalg.hessenberg, _square, 32, differentiable=False),
-  "linalg: eigh": Row(lax.linalg.eigh, _only(_definite), 32),
-  "linalg: svd": Row(lambda a: lax.linalg.svd(a, full_matrices=False), _square, 32),
+  "linalg: householder_product": Row(_householder, _square, 512, differentiable=False),
+  "linalg: hessenberg": Row(lax.linalg.hessenberg, _square, 256, differentiable=False),
+  "linalg: eigh": Row(lax.linalg.eigh, _only(_definite), 256),
+  "linalg: svd": Row(lambda a: lax.linalg.svd(a, full_matrices=False), _square, 256),
   "linalg: eig": Row(
-    lambda a: lax.linalg.eig(a, compute_left_eigenvectors=False), _square, 32, differentiable=False
+    lambda a: lax.linalg.eig(a, compute_left_eigenvectors=False), _square, 256, differentiable=False
   ),
   "linalg: tridiagonal_solve": Row(
     lax.linalg.tridiagonal_solve,
     lambda n: [_normal(n), 4 + _normal(n) ** 2, _normal(n), _normal(n, 4)],
-    16384,
+    131072,
   ),
-  "fft: complex": Row(jnp.fft.fft, _vector, 32768),
-  "fft: real": Row(jnp.fft.rfft, _vector, 32768),
-  "fft: 2-D": Row(jnp.fft.fft2, lambda n: [_normal(n, 256)], 32),
+  "fft: complex": Row(jnp.fft.fft, _vector, 262144),
+  "fft: real": Row(jnp.fft.rfft, _vector, 262144),
+  "fft: 2-D": Row(jnp.fft.fft2, lambda n: [_normal(n, 256)], 256),
   "random: normal": Row(
     lambda key, x: jax.random.normal(key, x.shape),
     lambda n: [_KEY, _normal(n)],
-    16384,
+    131072,
     differentiable=False,
   ),
   "random: gamma": Row(
-    lambda key, a: jax.random.gamma(key, jnp.abs(a) + 1), lambda n: [_KEY, _normal(n)], 4096
+    lambda key, a: jax.random.gamma(key, jnp.abs(a) + 1), lambda n: [_KEY, _normal(n)], 32768
   ),
-  "random: permutation": Row(jax.random.permutation, lambda n: [_KEY, _normal(n)], 16384),
+  "random: permutation": Row(jax.random.permutation, lambda n: [_KEY, _normal(n)], 131072),
 }
 
 _SCATTER = "TensorFlow's scatter kernels process the indices in one thread, at about 50 ns each"

@@ -15,7 +15,7 @@ from jax2tf.converters import saved_model
 from jax2tf.converters.bundle.notation import Spec
 from jax2tf.examples import minilm
 from jax2tf.tools.lab import workers
-from jax2tf.tools.lab.speed_rows.by_hand import Row
+from jax2tf.tools.lab.speed_rows.harness import Row
 from jax2tf.tools.lab.speed_rows.models import MODELS
 
 _RUNS = 5
@@ -84,9 +84,10 @@ def _save(name: str, way: str, folder: str, run: int) -> None:
 
 
 def _save_by_hand(model: Row, folder: str) -> None:
-  module, [x] = tf.Module(), model.args
+  module, in_tf, [x] = tf.Module(), model.in_tf, model.args
+  assert in_tf
   module.params = tf.nest.map_structure(tf.Variable, model.params)
-  call = tf.function(lambda x: {"y": model.in_tf(module.params, x)}, autograph=False)
+  call = tf.function(lambda x: {"y": in_tf(module.params, x)}, autograph=False)
   signature = call.get_concrete_function(tf.TensorSpec(x.shape, x.dtype, name="x"))
   tf.saved_model.save(module, folder, signatures=signature)
 
