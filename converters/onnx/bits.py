@@ -133,7 +133,7 @@ def bitcast(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   to = op.get_attr("type")
   if any(dtype.is_floating and dtype not in _LAYOUT for dtype in (x.dtype, to)):
     return [tf.bitcast(x, to)]  # bfloat16 and similar dtypes: the translation refuses them by name
-  bits = _bits(x) if x.dtype.is_floating else x
+  bits = of_float(x) if x.dtype.is_floating else x
   if x.dtype.size == to.size:
     return [_float(bits, to) if to.is_floating else tf.cast(bits, to)]
   small, large = _UNSIGNED[min(x.dtype.size, to.size)], _UNSIGNED[max(x.dtype.size, to.size)]
@@ -160,14 +160,14 @@ def _sum_of_parts(words: tf.Tensor, parts: int) -> tf.Tensor:
 _LAYOUT = {tf.float16: (10, 15), tf.float32: (23, 127), tf.float64: (52, 1023)}
 
 
-def _bits(x: tf.Tensor) -> tf.Tensor:
+def of_float(x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> i32[...], exact: computes sign, exponent and significand in float64."""
   digits, bias = _LAYOUT[x.dtype]
   integer = _SIGNED[x.dtype.size]
   wide = tf.cast(x, tf.float64)
   size = tf.abs(wide)
   finite = size < tf.constant(math.inf, tf.float64)
-  size = tf.where(finite, size, tf.zeros_like(size))
+  size = tf.where(finite, size, tf.constant(0, tf.float64))
   # scaled, so that the logarithm of a subnormal is that of a normal number
   lift = 64 if x.dtype == tf.float64 else 0
   subnormal = size < tf.constant(2.0 ** (1 - bias), tf.float64)
@@ -242,6 +242,6 @@ def next_after(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
 
 def _place(x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> i64[...]: adjacent floats map to adjacent integers, both zeros to 0."""
-  bits = tf.cast(_bits(x), tf.int64)
+  bits = tf.cast(of_float(x), tf.int64)
   smallest = tf.constant(-(2 ** (8 * x.dtype.size - 1)), tf.int64)
   return tf.where(bits < tf.constant(0, tf.int64), smallest - bits, bits)

@@ -51,6 +51,29 @@ def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
     graph.set_shape(cast.output[0], shape)
 
 
+def _gather(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """GatherElements of elements along the last axis, of which tf2onnx makes a GatherND; other
+  gathers are tf2onnx's own."""
+  # tf2onnx is optional, and its import takes seconds.
+  from tf2onnx.onnx_opset import tensor  # noqa: PLC0415
+
+  rank, axis = graph.get_rank(node.input[0]), node.inputs[2]
+  last = axis.get_tensor_value() if axis.is_const() else None
+  if (
+    rank is None
+    or rank == 1
+    or not last == rank - 1 == node.get_attr_value("batch_dims", 0)
+    or graph.get_rank(node.input[1]) != rank
+  ):
+    tensor.GatherV2.version_12(graph, node)
+    return
+  for attribute in list(node.attr):
+    del node.attr[attribute]
+  node.type = "GatherElements"
+  node.set_attr("axis", last)
+  graph.remove_input(node, node.input[2], 2)
+
+
 def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """data f32[n,...], segments i32[n], count i32[] -> f32[count,...]; segment -1 goes to an extra
   last row, which is cut off."""
@@ -182,5 +205,6 @@ HANDLERS: dict[str, tuple[Handler, list[str]]] = {
   "TensorListStack": (_stack, []),
   **dict.fromkeys(("While", "StatelessWhile"), (_loop, [])),
   "UnsortedSegmentProd": (_segment_product, []),  # tf2onnx takes -1 for the last row
+  "GatherV2": (_gather, []),
   "TopKV2": (_top, ["TopK"]),  # tf2onnx sorts integers as float32
 }

@@ -25,6 +25,7 @@ from ..export.source import ExportError, Signature
 from ..saved_model.arguments import input_specs
 from . import bfloat16, fused, handlers
 from .replacements import TABLE
+from .sorting import Sorting
 
 OPSET = 18  # the newest opset of tf2onnx 1.17
 RUNTIME = "ONNX Runtime"
@@ -93,9 +94,10 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
       advice="rename the output",
     )
   weights = _Weights(taken)
-  table = dict(fused.TABLE if idioms != "exact" else TABLE) | (
-    {} if with_weights else {"ReadVariableOp": weights.read}
-  )
+  table = dict(fused.TABLE if idioms != "exact" else TABLE)
+  table = table | Sorting(table).table()
+  if not with_weights:
+    table["ReadVariableOp"] = weights.read
   concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
   definition = _own_names(concrete.graph.as_graph_def())
   ops = {node.name: node.op for node in graphs.nodes(definition)}
