@@ -204,9 +204,11 @@ def closed_over(jaxpr: ClosedJaxpr) -> list[jax.Ref]:
 def of_closed_over(jaxpr: ClosedJaxpr) -> Callable[..., Any]:
   """(leaves of its arguments, values of the refs it closes over) -> (its results, the values of the
   refs after it)."""
+  # `jax.checkpoint` has derivatives with refs of kind "no_grad_no_remat" only
+  kinds = [jax.typeof(ref).kind for ref in closed_over(jaxpr)]
 
   def pure(leaves: Sequence[Any], values: Sequence[Any]) -> Any:
-    new_refs = [jax.new_ref(value) for value in values]
+    new_refs = [jax.new_ref(value, kind=kind) for value, kind in zip(values, kinds, strict=True)]
     fresh = iter(new_refs)
     constants = [next(fresh) if isinstance(c, jax.Ref) else c for c in jaxpr.consts]
     return jaxpr_as_fun(closed(opened(jaxpr), constants))(*leaves), [

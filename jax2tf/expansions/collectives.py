@@ -329,12 +329,7 @@ def _permuted(scope: Scope, x: Any, *, axis_name: Any, perm: Any) -> list[Any]:
   return [permute(x, ordered, perm)]
 
 
-def _received(scope: Scope, sent: Any, *, out_shape: Any, axis_name: Any, perm: Any) -> list[Any]:
-  # What `psend` gives is here what it sends.
-  return _permuted(scope, sent, axis_name=axis_name, perm=perm)
-
-
-def _sent(scope: Scope, x: Any, **params: Any) -> list[Any]:
+def _done(scope: Scope, x: Any, **params: Any) -> list[Any]:
   return [x]
 
 
@@ -367,8 +362,6 @@ RULES: dict[str, CollectiveRule] = {
   "all_to_all": _exchanged,
   "ragged_all_to_all": _ragged,
   "ppermute": _permuted,
-  "psend": _sent,
-  "precv": _received,
   "pbroadcast": _from_source,
   "pbroadcast_dynamic": _from_source,
   "axis_index": _index,
@@ -388,4 +381,4 @@ _ASYNCHRONOUS = (
 )
 for _name in _ASYNCHRONOUS:
   RULES[f"{_name}_start"] = RULES[_name]
-  RULES[f"{_name}_done"] = _sent
+  RULES[f"{_name}_done"] = _done

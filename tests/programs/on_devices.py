@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src.lax import parallel  # of these starts, `lax` has `psum_scatter_start` only
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -169,6 +170,23 @@ COLLECTIVES = {
 
 if PERMUTES_IN_ORDER_OF_MESH:
   COLLECTIVES["ppermute over ba"] = collective(lambda x: lax.ppermute(x, BA, [(0, 5), (6, 1)]))
+
+
+def _waited(start: Callable[..., Any], *args: Any, **params: Any) -> Callable[..., Any]:
+  return lambda x: start(x, *args, **params).done()
+
+
+if hasattr(lax, "psum_scatter_start"):  # XLA of JAX 0.10 fails of some on CPUs
+  COLLECTIVES |= {
+    "psum_scatter_start": rounding(
+      _waited(parallel.psum_scatter_start, "b", scatter_dimension=2, tiled=True),
+      outs=P("a", None, "b"),
+    ),
+    "psum_start": rounding(_waited(parallel.psum_start, "b"), outs=P("a")),
+    "all_gather_start": collective(_waited(parallel.all_gather_start, "b", axis=1, tiled=True)),
+    "all_to_all_start": collective(_waited(parallel.all_to_all_start, "b", 0, 2, tiled=True)),
+    "ppermute_start": collective(_waited(parallel.ppermute_start, "b", [(0, 1), (3, 0)])),
+  }
 
 STRUCTURES: dict[str, Case] = {}
 Y, W = normal(16, 32), normal(32, 32, scale=1 / 6)

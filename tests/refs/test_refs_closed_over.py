@@ -157,3 +157,20 @@ def test_shapes_are_those_of_the_results() -> None:
   fun, _ = counter()
   shapes = jax2tf.eval_polymorphic_shape(fun, polymorphic_shapes="3")
   assert shapes(jax.ShapeDtypeStruct((3,), jnp.float32))[1] == ("(3,)", "()")
+
+
+def test_a_checkpoint_differentiates_with_a_ref_of_its_kind() -> None:
+  ref = jax.new_ref(jnp.float32(1), kind="no_grad_no_remat")
+
+  @jax.checkpoint
+  def scaled(x):
+    y = jnp.sin(x) * ref[...]
+    ref[...] += 1
+    return y
+
+  x = tf.constant(X)
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    y = jax2tf.convert(scaled)(x)
+  np.testing.assert_allclose(tape.gradient(y, x), jax.grad(lambda x: scaled(x).sum())(X), rtol=1e-6)
+  assert jax2tf.variable_of(ref).numpy() == ref[...] == 2
