@@ -23,7 +23,7 @@ from ..bundle.notation import Spec
 from ..export import replay
 from ..export.source import ExportError, Signature
 from ..saved_model.arguments import input_specs
-from . import bfloat16, fused, handlers
+from . import bfloat16, fused, handlers, rows
 from .replacements import TABLE
 from .sorting import Sorting
 
@@ -33,11 +33,12 @@ _DTYPES = {
   tf.dtypes.as_dtype(name).as_datatype_enum: name
   for name in ("bfloat16", "complex64", "complex128")
 }
+_MERGING = "MergeDuplicatedNodesOptimizer"
 _PASSES = (
   "TransposeOptimizer",
   "ConstFoldOptimizer",
   "LoopOptimizer",
-  "MergeDuplicatedNodesOptimizer",
+  _MERGING,
   "ReshapeOptimizer",
   "IdentityOptimizer",
   "BackToBackOptimizer",
@@ -58,11 +59,13 @@ class Translated:
   Attributes:
     proto: the onnx.ModelProto.
     weights: {input of `proto`: the variable that gives its value}.
+    last_rows: {input of `proto`: the number of which a further row of it consists}.
     ops: {name of a TensorFlow node: its type}. tf2onnx derives its names from these.
   """
 
   proto: Any
   weights: Mapping[str, Any]
+  last_rows: Mapping[str, np.ndarray]
   ops: Mapping[str, str]
 
   def asked_by(self, node: Any) -> str:
@@ -106,11 +109,13 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   arguments = dict(zip(input_specs(concrete), concrete.inputs, strict=True))
   inputs = {tensor.name: name for name, tensor in arguments.items()} | weights.names
   outputs = dict(zip([tensor.name for tensor in concrete.outputs], names, strict=True))
-  proto = _by_tf2onnx(signature, definition, ops, inputs, outputs)
-  _set_signature(proto, signature, concrete, weights)
+  proto, last_rows = _by_tf2onnx(
+    signature, definition, ops, inputs, outputs, set(weights.variables)
+  )
+  _set_signature(proto, signature, concrete, weights, last_rows)
   del proto.opset_import[:]
   proto.opset_import.add(domain="", version=OPSET)
-  return Translated(_at_opset(proto, opset), weights.variables, ops)
+  return Translated(_at_opset(proto, opset), weights.variables, last_rows, ops)
 
 
 class _Weights:
@@ -184,16 +189,18 @@ def _by_tf2onnx(
   ops: Mapping[str, str],
   inputs: Mapping[str, str],
   outputs: Mapping[str, str],
-) -> Any:
-  """Translates the graph. tf2onnx only logs ops that it cannot translate, and leaves them
-  unchanged."""
+  parameters: set[str],
+) -> tuple[Any, dict[str, np.ndarray]]:
+  """(the onnx.ModelProto of the graph, what `rows.without_selections` returns). tf2onnx only logs
+  ops that it cannot translate, and leaves them unchanged."""
   tfonnx = extra("tf2onnx.tfonnx")
   with tf.Graph().as_default() as graph:
     tf.graph_util.import_graph_def(definition, name="")
   # Not tf2onnx.convert.from_function: it lets Grappler fold (x + 1) - 1, which rounds x on purpose.
   with _log_of("tf2onnx") as log, warnings.catch_warnings(), graph.as_default():
     warnings.simplefilter("ignore")  # deprecation warnings of newer NumPys in tf2onnx
-    translate = functools.partial(
+    last_rows: dict[str, np.ndarray] = {}
+    process = functools.partial(
       tfonnx.process_tf_graph,
       graph,
       continue_on_error=True,
@@ -203,6 +210,12 @@ def _by_tf2onnx(
       output_names=list(outputs),
       tensors_to_rename={**inputs, **outputs},
     )
+
+    def translate() -> Any:
+      translated = process()
+      last_rows.update(rows.without_selections(translated, parameters))
+      return translated
+
     try:
       translated = translate()
     except Exception as error:
@@ -223,7 +236,7 @@ def _by_tf2onnx(
     if node.op_type not in known
   }:
     raise signature.refuse("onnx", RUNTIME, strange)
-  return proto
+  return proto, last_rows
 
 
 def _optimized(translate: Callable[[], Any], graph: Any) -> Any:
@@ -235,6 +248,7 @@ def _optimized(translate: Callable[[], Any], graph: Any) -> Any:
   """
   optimizer = extra("tf2onnx.optimizer")
   passes = {name: getattr(optimizer, name) for name in _PASSES}
+  passes[_MERGING] = _merging(passes[_MERGING])
   graph.update_proto = lambda: None
   with _joining():
     try:
@@ -243,6 +257,16 @@ def _optimized(translate: Callable[[], Any], graph: Any) -> Any:
       return optimizer.optimize_graph(translate(), optimizers=passes)
   del graph.update_proto
   return graph
+
+
+def _merging(optimizer: Any) -> Any:
+  """The pass that merges equal nodes, without loops and branches: it compares attributes, to which
+  their bodies are added at last."""
+
+  def skips(node: Any) -> bool:
+    return bool(node.get_body_graphs()) or optimizer._skip_node_type(node)
+
+  return type(_MERGING, (optimizer,), {"_skip_node_type": staticmethod(skips)})
 
 
 @contextlib.contextmanager
@@ -318,7 +342,9 @@ def _all_nodes(graph: Any) -> Iterator[Any]:
         yield from _all_nodes(inner)
 
 
-def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _Weights) -> None:
+def _set_signature(
+  proto: Any, signature: Signature, concrete: Any, weights: _Weights, last_rows: Mapping[str, Any]
+) -> None:
   """Sets the order of inputs and outputs, their dtypes, their sizes, and the names of symbolic
   dimensions."""
   record = signature.record
@@ -330,6 +356,9 @@ def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _We
     _value_info(name, arguments[name], Spec.parse(text)) for name, text in record.inputs.items()
   ]
   inputs += [_value_info(name, variable) for name, variable in weights.variables.items()]
+  for value in inputs:
+    if value.name in last_rows:
+      value.type.tensor_type.shape.dim[0].dim_value += 1
   results = concrete.structured_outputs
   outputs = [
     _value_info(name, results[name], Spec.parse(text)) for name, text in record.outputs.items()

@@ -111,16 +111,22 @@ def _write_weights(model: Translated, place: Path, stem: str) -> Path:
   with written.open("wb") as stream:
     for name, variable in model.weights.items():
       value = np.ascontiguousarray(bfloat16.as_held(variable.numpy()))
+      parts, dims = [value], list(value.shape)
+      if name in model.last_rows:
+        parts.append(np.full(value.shape[1:], model.last_rows[name], value.dtype))
+        dims[0] += 1
       dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
       tensor = onnx.TensorProto(
-        name=name, data_type=dtype, dims=value.shape, data_location=onnx.TensorProto.EXTERNAL
+        name=name, data_type=dtype, dims=dims, data_location=onnx.TensorProto.EXTERNAL
       )
       stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
-      for key, number in (("offset", stream.tell()), ("length", value.nbytes)):
+      length = sum(part.nbytes for part in parts)
+      for key, number in (("offset", stream.tell()), ("length", length)):
         tensor.external_data.add(key=key, value=str(number))
-      contents = value.reshape(-1).view(np.uint8).data
-      stream.write(contents)
-      digest.update(contents)
+      for part in parts:
+        contents = part.reshape(-1).view(np.uint8).data
+        stream.write(contents)
+        digest.update(contents)
       tensors.append(tensor)
   file = written.rename(place / f"{stem}-{digest.hexdigest()[:16]}.data")
   for tensor in tensors:
