@@ -16,6 +16,7 @@ from jax.extend.core import Jaxpr
 
 from jax2tf import jaxprs
 from jax2tf.errors import InexpressibleError
+from jax2tf.expansions import libraries
 from jax2tf.expansions.retracing import as_call, first_line
 from jax2tf.jaxprs import Eqn
 from jax2tf.registry import is_of_jax, rule_for
@@ -72,6 +73,8 @@ def _has_kernels(jaxpr: Jaxpr) -> bool:
 
 def _on_arrays(eqn: Any, sizes: Mapping[Any, Any]) -> Any:
   if eqn.primitive.name not in NAMES:
+    # A library's function may call kernels. `run_state` becomes one without refs.
+    eqn = libraries.expanded_equation(eqn)
     is_inside = any(map(_has_kernels, jaxprs.inner_jaxprs(eqn)))
     return jaxprs.map_inner(eqn, on_arrays) if is_inside else eqn
   if not is_kernel(eqn):

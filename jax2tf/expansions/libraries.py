@@ -34,7 +34,7 @@ _OURS = {("jax.experimental.sparse.linalg", "spsolve_p"): sparse.spsolve}
 @_jax_compat.weakly_cached
 def expanded(jaxpr: Jaxpr) -> Sequence[Eqn]:
   """The equations of a jaxpr, with calls of JAX functions for the primitives without a rule."""
-  return [_expanded(eqn) for eqn in jaxpr.eqns]
+  return list(map(expanded_equation, jaxpr.eqns))
 
 
 def why_not(eqn: Eqn) -> str | None:
@@ -46,7 +46,8 @@ def why_not(eqn: Eqn) -> str | None:
   return None
 
 
-def _expanded(eqn: Eqn) -> Eqn:
+def expanded_equation(eqn: Eqn) -> Eqn:
+  """The equation, as a call of a JAX function if its primitive has no rule."""
   if rule_for(eqn.primitive) is None and refusal(eqn.primitive) is None:
     # any exception of a library's code; preflight reports it by `why_not`
     with contextlib.suppress(Exception):

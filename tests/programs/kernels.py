@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -720,6 +721,30 @@ def on_cores(x, interpret=False):
     mine = pl.ds(lax.axis_index("core") * 8, 8)
     pltpu.sync_copy(x.at[mine], o.at[mine])
 
+  return pl.kernel(kernel, out_type=like(x), mesh=_cores())(x)
+
+
+@program(normal(16, 128), plain=lambda x: x + 1)
+def on_cores_with_state(x, interpret=False):
+  """`pl.run_state` around `pl.core_map`: the form before `pl.kernel`, in use still."""
+  del interpret  # as above
+
+  def copy(refs):
+    of, to = refs
+
+    @pl.core_map(_cores())
+    def _():
+      mine = pl.ds(lax.axis_index("core") * 8, 8)
+      pltpu.sync_copy(of.at[mine], to.at[mine])
+
+    to[...] += 1
+
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    return pl.run_state(copy)((x, jnp.zeros_like(x)))[1]
+
+
+def _cores():
   # JAX 0.10 has the function only, which JAX 0.12 deprecates.
   mesh_of = getattr(pltpu, "TensorCoreMesh", None) or pltpu.create_tensorcore_mesh
-  return pl.kernel(kernel, out_type=like(x), mesh=mesh_of(axis_name="core", num_cores=2))(x)
+  return mesh_of(axis_name="core", num_cores=2)
