@@ -13,10 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.batch import plan, supervisor
 
 _FILES = 16
-ROWS = {"mlp": 240_000, "encoder": 3_200}
 _WIDTH, _LAYERS = 384, 6
 
 
@@ -42,7 +40,7 @@ def encode(params: Any, ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
 
 
 def parameters(name: str) -> Any:
-  """Those of the model `mlp`, `encoder` or `small`."""
+  """Those of the model `mlp` or `encoder`."""
   random = np.random.default_rng(0)
 
   def weights(*shape: int) -> np.ndarray:
@@ -58,8 +56,7 @@ def parameters(name: str) -> Any:
       for _ in range(_LAYERS)
     ]
     return {"embedding": weights(1000, _WIDTH), "layers": layers}
-  sizes = [784, 512, 512, 10] if name == "mlp" else [4, 8, 1]
-  return [weights(*pair) for pair in itertools.pairwise(sizes)]
+  return [weights(*pair) for pair in itertools.pairwise((784, 512, 512, 10))]
 
 
 def save(name: str, folder: pathlib.Path) -> None:
@@ -74,31 +71,22 @@ def save(name: str, folder: pathlib.Path) -> None:
       outputs=["y"],
     )
   else:
-    saved_model.save(mlp, params, folder, inputs={"x": f"f32[b,{len(params[0])}]"}, outputs=["y"])
+    saved_model.save(mlp, params, folder, inputs={"x": "f32[b,784]"}, outputs=["y"])
 
 
-def write(name: str, folder: pathlib.Path, rows: int, files: int = _FILES) -> None:
+def write(name: str, folder: pathlib.Path, rows: int) -> None:
   """Writes numbered rows for a model, as many into each file."""
   folder.mkdir()
-  random, each = np.random.default_rng(1), rows // files
-  for k in range(files):
+  random, each = np.random.default_rng(1), rows // _FILES
+  for k in range(_FILES):
     ids = np.arange(k * each, (k + 1) * each)
     if name == "encoder":
       column: Any = pa.array([random.integers(0, 1000, random.integers(8, 65)) for _ in ids])
       table = pa.table({"id": ids, "ids": column})
     else:
-      width = 784 if name == "mlp" else 4
-      flat = random.normal(size=each * width).astype(np.float32)
-      table = pa.table({"id": ids, "x": pa.FixedSizeListArray.from_arrays(pa.array(flat), width)})
+      flat = random.normal(size=each * 784).astype(np.float32)
+      table = pa.table({"id": ids, "x": pa.FixedSizeListArray.from_arrays(pa.array(flat), 784)})
     pq.write_table(table, folder / f"part-{k:04}.parquet")
-
-
-def batch(model: str, source: str, target: pathlib.Path, workers: int) -> supervisor.Outcome:
-  """Runs `jax2tf batch` with one thread for each worker."""
-  with plan.opened(
-    [f"{source}/*.parquet"], target, plan.Asked(model, "serving_default", {}, [], "", 256)
-  ) as found:
-    return supervisor.run(found, workers, 1)
 
 
 def answers(rows: int, target: pathlib.Path) -> np.ndarray:
@@ -116,16 +104,6 @@ def answers(rows: int, target: pathlib.Path) -> np.ndarray:
     )
   lists = column.storage if isinstance(column, pa.ExtensionArray) else column  # Ray writes tensors
   return lists.flatten().to_numpy().reshape(rows, -1)[order]
-
-
-def check_files(each: int, target: pathlib.Path) -> None:
-  """Raises ValueError if a file has not its rows, each once. For more rows than `answers` can
-  hold."""
-  for k, file in enumerate(sorted(target.glob("*.parquet"))):
-    if not np.array_equal(
-      pq.read_table(file, columns=["id"])["id"].to_numpy(), np.arange(k * each, (k + 1) * each)
-    ):
-      raise ValueError(f"{file.name} has other rows than went in")
 
 
 def compare(found: np.ndarray, expected: np.ndarray) -> None:
