@@ -54,7 +54,8 @@ def _metadata(_: bytes, context: Any) -> bytes:
 def _predict(data: bytes, context: Any) -> bytes:
   del context
   request = predict_pb2.PredictRequest.FromString(data)
-  np.testing.assert_array_equal(tf.make_ndarray(request.inputs["x"]), [0.5])
+  assert request.inputs["x"].dtype == SIGNATURE.inputs["x"].dtype
+  assert tf.make_ndarray(request.inputs["x"]).tolist() in ([0.5], 2.0)
   return predict_pb2.PredictResponse(
     outputs={name: tf.make_tensor_proto(array) for name, array in ANSWER.items()}
   ).SerializeToString()
@@ -173,6 +174,14 @@ def test_strings_and_numbers_that_json_lacks(
     np.testing.assert_array_equal(stored["number"], ANSWER["number"])
   assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs.json", "out.npz"]
   assert "'größer', {'b64': '/wD+'}, ''" in _query(capsys, [inputs, *flags[interface]])[1]
+
+
+def test_a_number_has_the_dtype_of_the_input(
+  flags: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+  (tmp_path / "inputs.json").write_text('{"x": 2}')
+  code, _, error = _query(capsys, [str(tmp_path / "inputs.json"), *flags["grpc"]])
+  assert (error, code) == ("", 0)
 
 
 @pytest.mark.parametrize("interface", ["rest", "grpc"])

@@ -210,12 +210,11 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
       )
       for name, value in _named(inputs, known).items():
         dtype = known[name].dtype if name in known else None  # the server then rejects it by name
-        unpacked = (
-          value if isinstance(value, np.ndarray) and value.dtype.kind != "O" else _unpacked(value)
+        is_array = isinstance(value, np.ndarray) and value.dtype.kind != "O"
+        tensor = tf.make_tensor_proto(
+          value if is_array else _unpacked(value), None if is_array else dtype
         )
-        request.inputs[name].CopyFrom(
-          tf.make_tensor_proto(unpacked, dtype if unpacked is not value else None)
-        )
+        request.inputs[name].CopyFrom(tensor)
       answer = stub.Predict(request, timeout=target.seconds)
     except grpc.RpcError as error:
       raise ValueError(
