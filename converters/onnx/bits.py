@@ -133,6 +133,8 @@ def bitcast(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   to = op.get_attr("type")
   if any(dtype.is_floating and dtype not in _LAYOUT for dtype in (x.dtype, to)):
     return [tf.bitcast(x, to)]  # bfloat16 and similar dtypes: the translation refuses them by name
+  if (fraction := _fraction_of_one(x)) is not None and to == tf.float32:
+    return [fraction * tf.constant(2.0**-23, to) + tf.constant(1, to)]
   bits = of_float(x) if x.dtype.is_floating else x
   if x.dtype.size == to.size:
     return [_float(bits, to) if to.is_floating else tf.cast(bits, to)]
@@ -147,6 +149,19 @@ def bitcast(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
     words = tf.bitwise.left_shift(tf.cast(tf.cast(bits, small), tf.uint64), shifts)
     result = tf.cast(_sum_of_parts(words, parts), large)
   return [_float(result, to) if to.is_floating else tf.cast(result, to)]
+
+
+def _fraction_of_one(x: tf.Tensor) -> tf.Tensor | None:
+  """f32[...], the lower 23 bits, if x u32[...] is known to be a word below 2**23 with the bits of
+  1.0: so `jax.random.uniform` makes numbers in [1, 2)."""
+  if x.dtype != tf.uint32 or x.op.type != "BitwiseOr":
+    return None
+  for word, one in (x.op.inputs, x.op.inputs[::-1]):
+    count = tf.get_static_value(word.op.inputs[1]) if word.op.type == "RightShift" else None
+    number = tf.get_static_value(one)
+    if count is not None and number is not None and (count >= 9).all() and number == 0x3F800000:
+      return tf.cast(word, tf.float32)
+  return None
 
 
 def _sum_of_parts(words: tf.Tensor, parts: int) -> tf.Tensor:

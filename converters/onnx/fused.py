@@ -1,5 +1,5 @@
-"""ONNX's LayerNormalization and HardSwish, and GELU as ONNX Runtime knows it, in models with fused
-idioms.
+"""ONNX's LayerNormalization and HardSwish, GELU as ONNX Runtime knows it, and SiLU with a product
+less, in models with fused idioms.
 
 In the TensorFlow graph for tf2onnx, ops that take the same operands, and that no lowering emits,
 stand for the first two: FakeQuantWithMinMaxVarsPerChannel for LayerNormalization of rows
@@ -8,6 +8,7 @@ f32[...,n], scale f32[n] and offset f32[n], and DebugGradientIdentity for HardSw
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ def _product(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """(x - mean) rsqrt(variance + epsilon) is a LayerNormalization of scale 1; a vector times that is
   its scale.
 
-  x relu6(x + 3) / 6 is HardSwish.
+  x relu6(x + 3) / 6 is HardSwish. x sigmoid(x) is x / (1 + exp(-x)).
   """
   size = x.shape[-1] if x.shape.rank else None
   if (
@@ -59,6 +60,12 @@ def _product(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
       .create_op(HARD_SWISH, [x], [tf.float32], attrs=kind, name="HardSwish")
       .outputs[0]
     ]
+  for (number, _), (of_sigmoid, result) in itertools.permutations(
+    zip(op.inputs, (x, y), strict=True)
+  ):
+    if of_sigmoid.op.type == "Sigmoid" and of_sigmoid.op.inputs[0].ref() == number.ref():
+      one_over = result.op  # see `special.sigmoid`
+      return [(y if result is x else x) / one_over.inputs[1]]
   for rows, vector in ((x, y), (y, x)):
     if (
       rows.op.type == LAYER_NORM

@@ -258,8 +258,10 @@ def _extreme(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   one."""
   if x.dtype.is_floating:
     (result,) = same(op, x, axes)
-    nan = tf.reduce_any(tf.not_equal(x, x), axes, keepdims=op.get_attr("keep_dims"))
-    return [tf.where(nan, tf.constant(math.nan, x.dtype), result)]
+    # NaN if an element is: no sum of sizes has infinities of both signs.
+    total = tf.reduce_sum(tf.abs(x), axes, keepdims=op.get_attr("keep_dims"))
+    # not `total != total`: of that ONNX Runtime 1.32 makes a Where that loses -0.0
+    return [tf.where(tf.math.is_nan(total), tf.constant(math.nan, x.dtype), result)]
   if x.dtype.size == 8:
     return [_extreme_of_words(op, x, axes)]
   wide = tf.cast(x, tf.int64 if x.dtype == tf.uint32 else tf.int32)
