@@ -272,22 +272,16 @@ def save_mlp(folder: pathlib.Path, max_rows: int) -> list[Question]:
   """Saves the model and computes JAX's answers: two questions for each number of rows from 1 to
   `max_rows`."""
   random = np.random.default_rng(0)
-  params = save_drawn_mlp(folder, random)
-  return [
-    _question(folder.name, params, random.normal(size=(rows, 784)).astype(np.float32))
-    for rows in range(1, max_rows + 1)
-    for _ in "12"
-  ]
-
-
-def save_drawn_mlp(folder: pathlib.Path, random: np.random.Generator) -> dict[str, np.ndarray]:
-  """Saves the model with random parameters, and returns them."""
   params = {
     name: random.normal(0, 0.05, shape).astype(np.float32)
     for name, shape in (("hidden", (784, 512)), ("out", (512, 10)))
   }
   saved_model.save(mlp, params, folder, inputs={"x": "f32[b,784]"}, outputs=["y"])
-  return params
+  return [
+    _question(folder.name, params, random.normal(size=(rows, 784)).astype(np.float32))
+    for rows in range(1, max_rows + 1)
+    for _ in "12"
+  ]
 
 
 def _question(name: str, params: Any, x: np.ndarray) -> Question:

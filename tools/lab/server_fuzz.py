@@ -131,8 +131,12 @@ def measure(folder: pathlib.Path, share: float) -> tuple[dict[str, Any], list[st
     folder: where the models are saved.
     share: of the requests.
   """
-  with jax.enable_x64(True):
+  before_x64 = jax.config.jax_enable_x64
+  jax.config.update("jax_enable_x64", True)  # in all threads
+  try:
     report = _measured(folder, range(int(share * _REQUESTS)))
+  finally:
+    jax.config.update("jax_enable_x64", before_x64)
   return report, [*bounds.of_requests(report)]
 
 

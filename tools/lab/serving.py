@@ -15,13 +15,13 @@ from typing import Any
 import click
 from absl import logging
 
-from jax2tf.tools.lab import bounds, load, options, pages, reports, server_fuzz, soak
+from jax2tf.tools.lab import bounds, load, options, pages, reports, server_fuzz
 
 # (a folder, the share of a whole measurement) -> (its numbers, its faults)
 Part = Callable[[pathlib.Path, float], tuple[dict[str, Any], list[str]]]
 PARTS: dict[str, tuple[Part, str]] = {
   "load": (load.measure, "serving-load"),
-  "soak": (soak.measure, "serving-soak"),
+  "soak": (load.soak, "serving-soak"),
   "requests": (server_fuzz.measure, "server-fuzz"),
 }
 

@@ -46,17 +46,17 @@ def main(tests: pathlib.Path, files: list[str], minutes: int, record: bool, **op
   number = options.pop("processes")
   configuration = importlib.metadata.version("jax") + " x64" * options["x64"]
   name = f"jax-{configuration.replace(' ', '-')}-seed-{options['seed']}"
-  folder = _FOLDER.resolve() / name
+  sample = processes.Sample(str(_FOLDER.resolve() / name), **options)
   patterns = files or _FILES.split()
   found = [path for path in sorted(tests.resolve().glob("*_test.py")) if _is_of(path, patterns)]
   if not found:
     raise click.BadParameter(f"{tests} has none of these files", param_hint="--tests")
   start = time.monotonic()
   if minutes:
-    processes.run(found, processes.Sample(folder, **options), 60 * minutes, number)
+    processes.run(found, sample, 60 * minutes, number)
   names = {path.name for path in found}
-  rows = [row for row in processes.rows(folder) if row["test"].partition("::")[0] in names]
-  ran = {test for test in processes.done(folder) if test.partition("::")[0] in names}
+  rows = [row for row in processes.rows(sample) if row["test"].partition("::")[0] in names]
+  ran = {test for test in processes.done(sample) if test.partition("::")[0] in names}
   numbers = report.summary(rows, options | {"tests": len(ran)})
   if record:
     report.write(configuration, numbers)

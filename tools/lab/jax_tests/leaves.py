@@ -17,14 +17,9 @@ def is_key(x: Any) -> bool:
   return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def is_tracer(x: Any) -> bool:
-  """Whether JAX is tracing it."""
-  return isinstance(x, jax.core.Tracer)
-
-
-def is_ref(x: Any) -> bool:
-  """Whether it is a mutable array of JAX."""
-  return type(getattr(x, "aval", None)).__name__ == "AbstractRef"
+def has_tracer(tree: Any) -> bool:
+  """Whether JAX is tracing one of the leaves."""
+  return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def is_scalar(x: Any) -> bool:
@@ -38,38 +33,21 @@ def is_array(x: Any) -> bool:
     if x.dtype.kind in _NO_NUMBERS or x.dtype.names or x.dtype == jax.dtypes.float0:
       return False
     return type(x) is np.ndarray or isinstance(x, np.generic)
-  return isinstance(x, jax.Array) and is_passed(x) and not (is_key(x) or x.weak_type)
-
-
-def is_passed(x: Any) -> bool:
-  """Whether a converted function takes it as it is: typed keys, weak types, numbers of Python."""
-  if not isinstance(x, jax.Array) or is_tracer(x) or is_ref(x):
-    return is_scalar(x)
-  return not is_foreign(x)
+  return isinstance(x, jax.Array) and not (is_foreign(x) or is_key(x) or x.weak_type)
 
 
 def is_foreign(x: Any) -> bool:
-  """Whether it is an array of a type or dtype that only private functions of JAX make."""
+  """Whether it is a Ref, or an array of a type or dtype that only private functions of JAX make."""
+  if type(getattr(x, "aval", None)).__name__ == "AbstractRef":
+    return True
   if not isinstance(x, jax.Array):
     return valid_jaxtype(x) and not (is_scalar(x) or isinstance(x, np.ndarray | np.generic))
-  extended = jax.numpy.issubdtype(x.dtype, jax.dtypes.extended)
-  return extended and not is_key(x)
-
-
-def is_never_fixed(x: Any) -> bool:
-  """False: of a jitted function every leaf is an argument."""
-  del x
-  return False
-
-
-def is_index(x: Any) -> bool:
-  """Whether it is a number of Python, or an integer of NumPy, which may be a size or an axis."""
-  return is_scalar(x) or isinstance(x, np.integer)
+  return jax.numpy.issubdtype(x.dtype, jax.dtypes.extended) and not is_key(x)
 
 
 def is_value(x: Any) -> bool:
   """Whether a result can be compared."""
-  return is_array(x) or is_passed(x)
+  return is_array(x) or is_scalar(x) or (isinstance(x, jax.Array) and not is_foreign(x))
 
 
 def is_inexact(x: Any) -> bool:
@@ -81,6 +59,23 @@ def is_inexact(x: Any) -> bool:
 def own(x: Any) -> Any:
   """A copy that outlives donation, and the caller's changes."""
   return np.array(x) if is_array(x) else x
+
+
+def shaken(leaves: list[Any]) -> list[Any]:
+  """The arrays and numbers of Python; inexact ones with other last bits."""
+  rng = np.random.default_rng(0)
+  return [_shaken(rng, x) for x in leaves]
+
+
+def _shaken(rng: np.random.Generator, x: Any) -> Any:
+  if isinstance(x, float | complex) and is_scalar(x):  # JAX gives it its own widest type
+    return x * (1 + float(jax.numpy.finfo(jax.numpy.result_type(x)).eps))
+  if not (is_array(x) and is_inexact(x)):
+    return x
+  array = np.asarray(x)
+  factors = 1 + float(jax.numpy.finfo(array.dtype).eps) * rng.choice([-1.0, 1.0], array.shape)
+  with np.errstate(all="ignore"):
+    return np.asarray(array * factors).astype(array.dtype)
 
 
 def tensor(x: Any) -> Any:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from jax2tf.tools.lab.jax_tests import leaves, recording, subjects
 from jax2tf.tools.lab.jax_tests.subjects import Subject
@@ -96,8 +95,7 @@ class Observed:
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """The result of JAX, which is compared."""
-    tracers = any(map(leaves.is_tracer, jax.tree.leaves((args, kwargs))))
-    if tracers or recording.CURRENT.is_idle():
+    if leaves.has_tracer((args, kwargs)) or recording.CURRENT.is_idle():
       return self._real(*args, **kwargs)
     with recording.CURRENT.busy():
       try:
@@ -112,20 +110,9 @@ class Observed:
     return result
 
   def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Subject, Any]:
-    """The call and JAX's result; of a public function, numbers that may be sizes are constants."""
-    if self._hook == "jit":
-      return Subject(self._real, args, kwargs, jitted=True), self._real(*args, **kwargs)
-    if self._hook != "call":
-      subject = Subject(self._real, args, kwargs)
-      return subject, subject.expected()
-    try:
-      subject = Subject(self._real, args, kwargs, leaves.is_scalar)
-      return subject, subject.expected()
-    except subjects.UntraceableError:
-      if not any(isinstance(x, np.integer) for x in jax.tree.leaves((args, kwargs))):
-        raise
-      subject = Subject(self._real, args, kwargs, leaves.is_index)
-      return subject, subject.expected()
+    """The call and JAX's result; of a public function, integers of NumPy may be sizes."""
+    subject = Subject(self._real, args, kwargs, sizes=self._hook == "call")
+    return subject, self._real(*args, **kwargs) if self._hook == "jit" else subject.expected()
 
   def _differentiate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Compares a tape around the function of a `jax.grad`."""

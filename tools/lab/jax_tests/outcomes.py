@@ -41,11 +41,6 @@ class Outcome:
   where: str = ""
   seconds: float = 0.0
 
-  @property
-  def fails(self) -> bool:
-    """Whether it shows a fault."""
-    return self.status in ("wrong", "crash")
-
 
 def concluded(difference: comparing.Difference, against: str = "") -> Outcome:
   """The outcome of a comparison that ended."""

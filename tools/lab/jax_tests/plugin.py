@@ -1,18 +1,22 @@
 """A plugin of pytest that compares what JAX's tests compute; loaded before any test module.
 
-The option --plan names the file of a `Plan`. Tests that count compilations or look at tracebacks
-may fail: only the rows count.
+The option --sample has a `processes.Sample` as JSON. Tests that count compilations or look at
+tracebacks may fail: only the rows count.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
+import json
 import os
 import pathlib
 import random
 import re
 import sys
 import time
+import unittest
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,9 +24,8 @@ import jax
 import jax.test_util
 import pytest
 
-from jax2tf.tools.lab.jax_tests import missing, observing, recording, subjects
+from jax2tf.tools.lab.jax_tests import leaves, observing, processes, recording, subjects
 from jax2tf.tools.lab.jax_tests.comparing import Tolerance
-from jax2tf.tools.lab.jax_tests.plan import LARGE, LATE, Plan
 from jax2tf.tools.lab.jax_tests.recording import CURRENT
 
 Fun = Callable[..., Any]
@@ -37,64 +40,89 @@ _MODES = ("fwd", "rev")
 _ELSEWHERE = re.compile("pmap|shard|pallas|mosaic|multi_?device|cuda|on_gpu|on_tpu", re.IGNORECASE)
 
 
-class Suite:
-  """The hooks of pytest for one plan."""
-
-  def __init__(self, plan: Plan, sign: pathlib.Path):
-    """`sign` is a file that is touched at each test, as a sign of life."""
-    self.plan, self._sign, self._count = plan, sign, 0
-    CURRENT.file, CURRENT.seed, CURRENT.most = pathlib.Path(plan.rows), plan.seed, plan.calls
-
-  def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-    """Chooses the tests, breadth first: each method once, in random order, then each again."""
-    for suite in {cls for item in items if item.cls for cls in item.cls.__mro__}:
-      _observe_helpers(suite)
-    done = set(self.plan.done)
-    sample = chosen(items, self.plan.per_test, self.plan.seed)
-    items[:] = [item for item in sample if test_of(item.nodeid) not in done]
-
-  def pytest_collectreport(self, report: Any) -> None:
-    """Notes a file that cannot be imported."""
-    if report.failed:
-      reason = str(report.longrepr).strip().splitlines()[-1]
-      CURRENT.lost(f"{test_of(report.nodeid)}::import", "import", reason[:300])
-
-  @pytest.hookimpl(wrapper=True)
-  def pytest_runtest_call(self, item: Any) -> Iterator[None]:
-    """Compares what the test calls."""
-    with CURRENT.test(test_of(item.nodeid)):
-      return (yield)
-
-  def pytest_runtest_logstart(self, nodeid: str) -> None:
-    """Notes the test, in which the process may die."""
-    self._sign.touch()
-    CURRENT.started(test_of(nodeid))
-
-  def pytest_runtest_logfinish(self, nodeid: str) -> None:
-    """Ends the process when it is late or large."""
-    CURRENT.ended(test_of(nodeid))
-    self._count += 1
-    if self._count % _TESTS_PER_CACHE == 0:
-      jax.clear_caches()
-    if time.time() > self.plan.end:
-      pytest.exit("late", returncode=LATE)
-    if _gigabytes() > self.plan.gigabytes:
-      pytest.exit("large", returncode=LARGE)
+_tests = 0  # that have ended in this process
 
 
 def pytest_addoption(parser: Any) -> None:
   """The hook of pytest."""
-  parser.addoption("--plan", help="the file of what to run")
+  parser.addoption("--sample", help="what to run, JSON")
 
 
 def pytest_configure(config: Any) -> None:
   """The hook of pytest."""
-  plan = pathlib.Path(config.getoption("--plan"))
-  config.pluginmanager.register(Suite(Plan.read(plan), plan))
-  for file in config.args:
-    missing.define(pathlib.Path(file))
+  CURRENT.sample = processes.Sample(**json.loads(config.getoption("--sample")))
   jax.test_util.check_grads = check_grads
   observing.install()
+  for file in config.args:
+    define_missing(pathlib.Path(file))
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+  """Chooses the tests, breadth first: each method once, in random order, then each again."""
+  for suite in {cls for item in items if item.cls for cls in item.cls.__mro__}:
+    _observe_helpers(suite)
+  done = processes.done(CURRENT.sample)
+  sample = chosen(items, CURRENT.sample.per_test, CURRENT.sample.seed)
+  items[:] = [item for item in sample if test_of(item.nodeid) not in done]
+
+
+def pytest_collectreport(report: Any) -> None:
+  """Notes a file that cannot be imported."""
+  if report.failed:
+    test = f"{test_of(report.nodeid)}::import"
+    reason = str(report.longrepr).strip().splitlines()[-1][:300]
+    CURRENT.started(test)
+    processes.append(CURRENT.sample, processes.crash(test, "import", reason))
+    CURRENT.ended(test)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: Any) -> Iterator[None]:
+  """Compares what the test calls."""
+  with CURRENT.test(test_of(item.nodeid)):
+    return (yield)
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+  """Notes the test, in which the process may die."""
+  CURRENT.started(test_of(nodeid))
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+  """Ends the process when it is late or large."""
+  global _tests  # noqa: PLW0603
+  CURRENT.ended(test_of(nodeid))
+  _tests += 1
+  if _tests % _TESTS_PER_CACHE == 0:
+    jax.clear_caches()
+  if time.time() > CURRENT.sample.end:
+    pytest.exit("late", returncode=processes.LATE)
+  if _gigabytes() > CURRENT.sample.gigabytes:
+    pytest.exit("large", returncode=processes.LARGE)
+
+
+def define_missing(file: pathlib.Path) -> None:
+  """Defines the names that a file imports from modules of JAX and this JAX lacks: the tests may be
+  of a neighbouring commit. A test that calls one is skipped."""
+  for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "jax":
+      for alias in node.names:
+        _define(str(node.module), alias.name)
+
+
+def _define(module: str, name: str) -> None:
+  def missing(*_: Any, **__: Any) -> None:
+    raise unittest.SkipTest(f"this JAX has no {module}.{name}")
+
+  try:
+    if hasattr(importlib.import_module(module), name):
+      return
+  except ImportError:
+    return
+  try:
+    importlib.import_module(f"{module}.{name}")
+  except ImportError:
+    setattr(sys.modules[module], name, missing)
 
 
 def test_of(nodeid: str) -> str:
@@ -166,7 +194,7 @@ def _against_numpy(self: Any, _: Fun, lax_op: Fun, args_maker: Fun, *__: Any, **
     return
   with CURRENT.busy():
     args = args_maker()
-    if recording.has_tracer(args):
+    if leaves.has_tracer(args):
       return
     subject, name = subjects.Subject(lax_op, args, {}), recording.name_of(lax_op)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
 import os
@@ -13,20 +14,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax2tf.tools.lab.jax_tests import plan
-
-# A test that takes longer, in seconds, hangs; or the imports.
-_PATIENCE = 300
+# Exit codes of the plugin that say that there are tests left.
+LARGE, LATE = 77, 78
 # The exit codes of pytest that say that all tests ran: none failed, some failed, there was none.
-_ENDED = (0, 1, 5)
-# Those that say that none will run: interrupted, an internal error, wrong arguments.
-_BROKEN = (2, 3, 4)
-_ROWS = "rows.jsonl"
+_ENDED = (0, 1, 5, LATE)
+_PATIENCE = 300  # seconds for a test; one that takes longer hangs
 _METHOD = re.compile(r"^  def test", re.MULTILINE)
-_PLUGIN = "jax2tf.tools.lab.jax_tests.plugin"
-_PYTEST = ["-c", os.devnull, "--rootdir=.", "-p", _PLUGIN, "-p", "no:cacheprovider"]
+_PLUGIN = ["-p", "jax2tf.tools.lab.jax_tests.plugin", "-p", "no:cacheprovider", "-p", "no:xdist"]
+_HANGS = ["-o", f"faulthandler_timeout={_PATIENCE}", "-o", "faulthandler_exit_on_timeout=true"]
 _OUTPUT = ["--continue-on-collection-errors", "-q", "--tb=line", "-W", "ignore"]
-_COMMAND = [sys.executable, "-m", "pytest", "-p", "no:xdist", *_PYTEST, *_OUTPUT]
+_PYTEST = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir=."]
+_COMMAND = [*_PYTEST, *_PLUGIN, *_HANGS, *_OUTPUT]
 _ENVIRONMENT = {
   "CUDA_VISIBLE_DEVICES": "-1",
   "JAX_PLATFORMS": "cpu",
@@ -45,17 +43,27 @@ class Sample:
   """What to run.
 
   Attributes:
-    folder: where the rows, the plans and the output of the processes are.
+    folder: where the rows and the output of the processes are.
     x64: whether 64-bit types are enabled.
-    per_test, calls, seed, gigabytes: of a `plan.Plan`.
+    per_test: the number of parametrizations of each test method, 0 for all.
+    calls: the largest number of calls that are compared in one test.
+    seed: chooses parametrizations and ways.
+    gigabytes: a process ends when it has this size.
+    end: a process ends after this time of time.time().
   """
 
-  folder: pathlib.Path
+  folder: str
   x64: bool = False
   per_test: int = 2
   calls: int = 6
   seed: int = 0
   gigabytes: float = 5.0
+  end: float = 0.0
+
+  @property
+  def rows(self) -> pathlib.Path:
+    """The file of the rows, JSON lines."""
+    return pathlib.Path(self.folder, "rows.jsonl")
 
 
 def run(files: Sequence[pathlib.Path], sample: Sample, seconds: float, processes: int = 1) -> None:
@@ -67,25 +75,20 @@ def run(files: Sequence[pathlib.Path], sample: Sample, seconds: float, processes
     seconds: the time to run.
     processes: the number of processes, each with a share of the files.
   """
-  sample.folder.mkdir(parents=True, exist_ok=True)
-  failed = {row["test"] for row in rows(sample.folder) if row["status"] in ("wrong", "crash")}
-  for test in sorted(failed):
-    _append(sample.folder, {"test": test, "event": "again"})
-  end = time.time() + seconds
-  running = [Child(i, share, sample, end) for i, share in enumerate(_shares(files, processes))]
-  try:
-    while running:
-      time.sleep(0.5)
-      running = [child for child in running if child.goes_on()]
-  finally:
-    for child in running:
-      child.kill()
+  pathlib.Path(sample.folder).mkdir(parents=True, exist_ok=True)
+  for test in sorted({row["test"] for row in rows(sample) if row["status"] in ("wrong", "crash")}):
+    append(sample, {"test": test, "event": "again"})
+  limited = dataclasses.replace(sample, end=time.time() + seconds)
+  shares = _shares(files, processes)
+  with concurrent.futures.ThreadPoolExecutor(len(shares)) as pool:
+    for share in [pool.submit(_run, limited, files, i) for i, files in enumerate(shares)]:
+      share.result()
 
 
-def rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+def rows(sample: Sample) -> list[dict[str, Any]]:
   """The rows of each test, as it ran last."""
   tests: dict[str, list[dict[str, Any]]] = {}
-  for row in _events(folder):
+  for row in _events(sample):
     if row.get("event") == "start":
       tests[row["test"]] = []
     elif "status" in row:
@@ -93,10 +96,10 @@ def rows(folder: pathlib.Path) -> list[dict[str, Any]]:
   return [row for found in tests.values() for row in found]
 
 
-def done(folder: pathlib.Path) -> set[str]:
+def done(sample: Sample) -> set[str]:
   """The tests that ran, to their end or to that of their process, and are not to run again."""
   found: set[str] = set()
-  for row in _events(folder):
+  for row in _events(sample):
     if row.get("event") == "end":
       found.add(row["test"])
     elif row.get("event") == "again":
@@ -104,15 +107,21 @@ def done(folder: pathlib.Path) -> set[str]:
   return found
 
 
-def _events(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-  file = folder / _ROWS
-  if file.exists():
-    yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
-
-
-def _append(folder: pathlib.Path, row: dict[str, Any]) -> None:
-  with (folder / _ROWS).open("a", encoding="utf-8") as stream:
+def append(sample: Sample, row: dict[str, Any]) -> None:
+  """Writes a row, or what happened to a test."""
+  with sample.rows.open("a", encoding="utf-8") as stream:
     stream.write(json.dumps(row) + "\n")
+
+
+def crash(test: str, where: str, detail: str) -> dict[str, Any]:
+  """The row of a test or a file that ended outside of the calls."""
+  status = {"status": "crash", "kind": where, "detail": detail}
+  return {"test": test, "call": 0, "function": "", "way": where, **status}
+
+
+def _events(sample: Sample) -> Iterator[dict[str, Any]]:
+  if sample.rows.exists():
+    yield from map(json.loads, sample.rows.read_text(encoding="utf-8").splitlines())
 
 
 def _shares(files: Sequence[pathlib.Path], number: int) -> list[list[pathlib.Path]]:
@@ -124,63 +133,30 @@ def _shares(files: Sequence[pathlib.Path], number: int) -> list[list[pathlib.Pat
   return [share for share in shares if share]
 
 
-class Child:
-  """A process for a share of the files, and those that replace it."""
+def _run(sample: Sample, files: Sequence[pathlib.Path], number: int) -> None:
+  """Runs a share of the files in one process after another.
 
-  def __init__(self, number: int, files: Sequence[pathlib.Path], sample: Sample, end: float):
-    """`end` is the time of time.time() at which it ends."""
-    self._files, self._sample, self._end = files, sample, end
-    self._plan = sample.folder / f"plan-{number}.json"
-    self._log = sample.folder / f"log-{number}.txt"
-    self._process = self._start()
-
-  def goes_on(self) -> bool:
-    """Whether there is more to run. Starts the next process where one ended before."""
-    state = self._process.poll()
-    if state is None:
-      if time.time() - self._plan.stat().st_mtime < _PATIENCE:
-        return True
-      self.kill()
-    if state in (*_ENDED, plan.LATE):
-      return False
-    if state != plan.LARGE:
-      self._note_crash(state)
-    self._process = self._start()
-    return True
-
-  def kill(self) -> None:
-    """Ends the process."""
-    self._process.kill()
-    self._process.wait()
-
-  def _note_crash(self, state: int | None) -> None:
-    """Writes a row for the test in which the process ended.
-
-    Raises:
-      RuntimeError: it ended outside of a test, so the next one would too.
-    """
-    pid = self._process.pid
-    events = [row for row in _events(self._sample.folder) if row.get("process") == pid]
-    if state in _BROKEN or not events or events[-1]["event"] == "end":
-      said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:]
-      raise RuntimeError("\n".join([f"pytest ended with {state} outside of a test:", *said]))
-    test = events[-1]["test"]
-    detail = f"the process ended with {state}" if state is not None else f"silent for {_PATIENCE} s"
-    crash = {"call": 0, "function": "", "way": "process", "status": "crash", "kind": "process"}
-    _append(self._sample.folder, {"test": test, **crash, "detail": detail})
-    _append(self._sample.folder, {"test": test, "event": "end"})
-
-  def _start(self) -> subprocess.Popen[bytes]:
-    sample = self._sample
-    rows_file = str(sample.folder / _ROWS)
-    finished = sorted(done(sample.folder))
-    chosen = (sample.per_test, sample.calls, sample.seed)
-    plan.Plan(rows_file, finished, *chosen, self._end, sample.gigabytes).write(self._plan)
-    folder = self._files[0].parent
-    paths = [str(pathlib.Path.cwd()), str(folder), os.environ.get("PYTHONPATH", "")]
-    python_path = os.pathsep.join(filter(None, paths))
-    environment = {"JAX_ENABLE_X64": str(int(sample.x64)), "PYTHONPATH": python_path}
-    command = [*_COMMAND, f"--plan={self._plan}", *map(str, self._files)]
-    with self._log.open("ab") as log:
+  Raises:
+    RuntimeError: a process ended outside of a test, so the next one would too.
+  """
+  folder = files[0].parent
+  paths = [str(pathlib.Path.cwd()), str(folder), os.environ.get("PYTHONPATH", "")]
+  python_path = os.pathsep.join(filter(None, paths))
+  environment = {"JAX_ENABLE_X64": str(int(sample.x64)), "PYTHONPATH": python_path}
+  command = [*_COMMAND, f"--sample={json.dumps(dataclasses.asdict(sample))}", *map(str, files)]
+  log = pathlib.Path(sample.folder, f"log-{number}.txt")
+  while True:
+    with log.open("ab") as output:
       env = os.environ | _ENVIRONMENT | environment
-      return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
+      process = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
+      code = process.wait()
+    events = [row for row in _events(sample) if row.get("process") == process.pid]
+    if events and events[-1]["event"] == "start":
+      test = events[-1]["test"]
+      append(sample, crash(test, "process", f"the process ended with {code}; see {log.name}"))
+      append(sample, {"test": test, "event": "end"})
+    elif code in _ENDED:
+      return
+    elif code != LARGE:
+      said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:]
+      raise RuntimeError("\n".join([f"pytest ended with {code} outside of a test:", *said]))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
-import pathlib
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ from typing import Any
 import jax
 
 from jax2tf import _jax_compat
-from jax2tf.tools.lab.jax_tests import derivatives, leaves, outcomes, subjects, values
+from jax2tf.tools.lab.jax_tests import derivatives, outcomes, processes, subjects, values
 from jax2tf.tools.lab.jax_tests.comparing import Tolerance
 from jax2tf.tools.lab.jax_tests.outcomes import Outcome
 from jax2tf.tools.lab.jax_tests.subjects import Subject
@@ -32,13 +30,11 @@ class Recorder:
   """Compares the calls of the test that runs.
 
   Attributes:
-    file: the rows, JSON lines, appended.
-    seed: chooses the ways.
-    most: the number of calls that are compared in one test.
+    sample: says how many calls of a test are compared, in which ways, and where the rows are.
   """
 
-  def __init__(self, file: pathlib.Path | None = None, seed: int = 0, most: int = 6):
-    self.file, self.seed, self.most = file, seed, most
+  def __init__(self) -> None:
+    self.sample = processes.Sample("")
     self._test: str | None = None
     self._depth, self._number = 0, 0
     self._seen: set[tuple[str, str]] = set()
@@ -63,7 +59,7 @@ class Recorder:
 
   def is_idle(self) -> bool:
     """Whether a call that begins now is not compared."""
-    if self._test is None or self._depth or self._number >= self.most:
+    if self._test is None or self._depth or self._number >= self.sample.calls:
       return True
     in_main = threading.current_thread() is threading.main_thread()
     return not in_main or bool(jax.config.jax_disable_jit) or _jax_compat.inside_trace()
@@ -102,7 +98,7 @@ class Recorder:
     for way in ways:
       if way == "gradient" or self._chosen(way):
         seed = zlib.crc32(str(self._test).encode())
-        outcome = derivatives.check(fun, args, way, _DEFAULT, seed)
+        outcome = derivatives.check(fun, args, way, seed)
         self._write(name, way, outcome)
         if outcome.status == "untraceable":
           return
@@ -110,13 +106,6 @@ class Recorder:
   def untraceable(self, name: str, error: subjects.UntraceableError) -> None:
     """Notes a call that JAX itself refuses."""
     self._write(name, "graph", outcomes.described(error))
-
-  def lost(self, test: str, kind: str, detail: str) -> None:
-    """Notes a crash outside of the calls, such as that of a file that cannot be imported."""
-    self.started(test)
-    crash = {"call": 0, "function": "", "way": kind, "status": "crash", "kind": kind}
-    self._append({"test": test, **crash, "detail": detail})
-    self.ended(test)
 
   def started(self, test: str) -> None:
     """Notes that a test starts. Its earlier rows are void."""
@@ -134,7 +123,7 @@ class Recorder:
     return True
 
   def _chosen(self, way: str) -> bool:
-    case = f"{self._test}{self._number}{way}{self.seed}"
+    case = f"{self._test}{self._number}{way}{self.sample.seed}"
     return zlib.crc32(case.encode()) % _ONE_IN[way] == 0
 
   def _write(self, name: str, way: str, outcome: Outcome) -> None:
@@ -142,9 +131,7 @@ class Recorder:
     self._append({"test": self._test, "call": self._number, "function": name, "way": way, **told})
 
   def _append(self, row: dict[str, Any]) -> None:
-    if self.file is not None:
-      with self.file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(row) + "\n")
+    processes.append(self.sample, row)
 
 
 # Of this process, whose tests run one by one.
@@ -156,8 +143,3 @@ def name_of(fun: Any) -> str:
   while isinstance(fun, functools.partial):
     fun = fun.func
   return getattr(fun, "__name__", type(fun).__name__)
-
-
-def has_tracer(tree: Any) -> bool:
-  """Whether JAX is tracing one of the leaves."""
-  return any(map(leaves.is_tracer, jax.tree.leaves(tree)))

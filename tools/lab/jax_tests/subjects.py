@@ -1,11 +1,10 @@
-"""A call of JAX that is compared: its function, its arguments, and the result of jax.jit."""
+"""A call of JAX that is compared, as a function of its arrays."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,12 +13,9 @@ import numpy as np
 from jax2tf.tools.lab.jax_tests import leaves
 
 Fun = Callable[..., Any]
-Named = dict[str, Any]
-Test = Callable[[Any], bool]
 
 # `observing` replaces attributes of jax.
 jit, vjp, jvp, eval_shape = jax.jit, jax.vjp, jax.jvp, jax.eval_shape
-_NONE = leaves.is_never_fixed
 # The time of one comparison, in seconds.
 PATIENCE = 60
 
@@ -29,7 +25,7 @@ class TooLongError(Exception):
 
 
 class UntraceableError(Exception):
-  """JAX itself does not compute it from these arguments; its own error is the cause."""
+  """JAX itself does not compute it from these arguments, or leaves open what it computes."""
 
 
 @contextlib.contextmanager
@@ -48,14 +44,14 @@ def time_limit(seconds: float = PATIENCE) -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def by_jax(fun: Fun, *args: Any, **kwargs: Any) -> Any:
+def by_jax(fun: Fun, *args: Any) -> Any:
   """The result of a function of JAX.
 
   Raises:
     UntraceableError: JAX raises.
   """
   try:
-    return jax.block_until_ready(fun(*args, **kwargs))
+    return jax.block_until_ready(fun(*args))
   except TooLongError:
     raise
   except Exception as error:
@@ -63,111 +59,75 @@ def by_jax(fun: Fun, *args: Any, **kwargs: Any) -> Any:
     raise UntraceableError(f"{type(error).__name__}: {first[:200]}") from error
 
 
-class Arguments:
-  """The leaves of (args, kwargs).
-
-  Attributes:
-    leaves: copies of them.
-    tree: their structure.
-    at: the positions of those that become tensors.
-    plain: whether a converted function takes the others as they are.
-  """
-
-  def __init__(self, args: Sequence[Any], kwargs: Named, is_fixed: Test = _NONE):
-    """`is_fixed` says of a leaf whether it is a constant of the function."""
-    found, self.tree = jax.tree.flatten((tuple(args), kwargs))
-    if any(map(leaves.is_ref, found)):  # a converted function takes a jax2tf.Ref in their place
-      raise UntraceableError("a Ref is an argument")
-    if any(map(leaves.is_foreign, found)):
-      raise UntraceableError("an argument has a type that only private functions of JAX make")
-    self.leaves = [leaves.own(x) for x in found]
-    varying = [i for i, x in enumerate(self.leaves) if not is_fixed(x)]
-    self.at = [i for i in varying if leaves.is_array(self.leaves[i])]
-    passed = [i for i in varying if leaves.is_passed(self.leaves[i])]
-    self.plain = len({*self.at, *passed}) == len(self.leaves)
-
-  @property
-  def arrays(self) -> list[Any]:
-    """Those that become tensors."""
-    return [self.leaves[i] for i in self.at]
-
-  def rebuilt(self, arrays: Sequence[Any]) -> Any:
-    """(args, kwargs) with other arrays."""
-    replaced = list(self.leaves)
-    for i, x in zip(self.at, arrays, strict=True):
-      replaced[i] = x
-    return jax.tree.unflatten(self.tree, replaced)
-
-
 class Subject:
-  """A function with concrete arguments.
+  """A call. Its leaves that are no arrays are constants of the function.
 
   Attributes:
-    fun: the function to convert.
-    arguments: its arguments. Leaves that no converted function takes are constants of `fun`.
-    jitted: `fun` as jax.jit has it.
+    fun: the function of the arrays, to convert.
+    arrays: copies of them.
   """
 
-  def __init__(self, fun: Fun, args: Any, kwargs: Any, fixed: Test = _NONE, jitted: bool = False):
+  def __init__(self, call: Fun, args: Any, kwargs: Mapping[str, Any], sizes: bool = False):
     """
     Args:
-      fun: the function.
+      call: what is called.
       args: its arguments.
       kwargs: those by name.
-      fixed: says of a leaf whether it is a constant of the function.
-      jitted: whether `fun` comes from jax.jit, which knows its static arguments.
+      sizes: whether integers of NumPy may be sizes or axes, and so are constants too.
+
+    Raises:
+      UntraceableError: private functions of JAX made an argument.
     """
-    whole = Arguments(args, kwargs, fixed)
-    if jitted or whole.plain:
-      self.fun, self.arguments = fun, whole
-    else:
+    found, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    if any(map(leaves.is_foreign, found)):
+      raise UntraceableError("an argument is a Ref, or of a type that private functions make")
+    own = [leaves.own(x) for x in found]
+    at = [i for i, x in enumerate(own) if leaves.is_array(x) and not (sizes and _is_integer(x))]
 
-      def closed(*arrays: Any) -> Any:
-        rebuilt, by_name = whole.rebuilt(arrays)
-        return fun(*rebuilt, **by_name)
+    def fun(*arrays: Any) -> Any:
+      replaced = list(own)
+      for i, x in zip(at, arrays, strict=True):
+        replaced[i] = x
+      args, kwargs = jax.tree.unflatten(tree, replaced)
+      return call(*args, **kwargs)
 
-      self.fun, self.arguments = closed, Arguments(whole.arrays, {})
-    self.jitted = fun if jitted else jit(self.fun)
-    self._given = functools.partial(Subject, fun, fixed=fixed, jitted=jitted), whole
+    self.fun, self.arrays = fun, [own[i] for i in at]
+    self._jitted = jit(fun)
+    self._parts = call, own, tree, sizes
 
-  def expected(self, fun: Fun | None = None, arrays: Sequence[Any] | None = None) -> Any:
-    """The result of jax.jit, or of another function, of these arguments or of other arrays.
+  def expected(self) -> Any:
+    """The result of jax.jit.
 
     Raises:
       UntraceableError: JAX raises.
     """
-    copies = [np.array(x) for x in (self.arguments.arrays if arrays is None else arrays)]
-    args, kwargs = self.arguments.rebuilt(copies)
-    return by_jax(fun or self.jitted, *args, **kwargs)
+    return by_jax(self._jitted, *map(np.array, self.arrays))
 
-  def of_others(self, change: Callable[[list[Any]], list[Any]]) -> Any:
-    """JAX's result of other leaves, constants of the function included.
+  def retraced(self) -> Any:
+    """As `expected`, of a new trace: a function may keep a tracer of its first one, and fails only
+    from the second on."""
+    call, own, tree, sizes = self._parts
+    args, kwargs = jax.tree.unflatten(tree, own)
+    return Subject(call, args, kwargs, sizes).expected()
 
-    Raises:
-      UntraceableError: JAX raises.
-    """
-    make, whole = self._given
-    args, kwargs = jax.tree.unflatten(whole.tree, change(whole.leaves))
-    return make(args, kwargs).expected()
+  def op_by_op(self) -> Any:
+    """As `expected`, without jax.jit."""
+    with jax.disable_jit():
+      return by_jax(self.fun, *map(np.array, self.arrays))
 
-  def computed_again(self) -> Any:
-    """JAX's result of a new trace, in which only the arrays are traced.
-
-    A function may keep a tracer of its first trace, which fails only from the second trace on.
-
-    Raises:
-      UntraceableError: JAX raises.
-    """
-
-    def again(*arrays: Any) -> Any:
-      args, kwargs = self.arguments.rebuilt(arrays)
-      return self.fun(*args, **kwargs)
-
-    return by_jax(jit(again), *[np.array(x) for x in self.arguments.arrays])
+  def shaken(self) -> Any:
+    """As `expected`, of arguments with other last bits, also those that are constants."""
+    call, own, tree, sizes = self._parts
+    args, kwargs = jax.tree.unflatten(tree, leaves.shaken(own))
+    return Subject(call, args, kwargs, sizes).expected()
 
   def key(self) -> str:
     """Tells the calls in one test apart."""
-    return "|".join(map(_told, self.arguments.leaves))
+    return "|".join(map(_told, self._parts[1]))
+
+
+def _is_integer(x: Any) -> bool:
+  return isinstance(x, np.integer)
 
 
 def _told(leaf: Any) -> str:

@@ -48,14 +48,13 @@ are. What they compute with JAX, the converted function computes too.
 - **Differ by rounding**: beyond the tolerance of JAX's test, but by at most 30 of them, or 240
   machine epsilons (8 of types of 16 bits), of the largest number of the result; or by at most 30
   times what JAX's own result changes with the last bits of the arguments.
-- **Refused**: a `LoweringError`, each with its line below. **Untraceable**: JAX itself refuses;
-  these are not counted as cases.
+- **Refused**: a `LoweringError`, each with its line below. **Untraceable**: JAX itself refuses, or
+  leaves open what is differentiated; these are not counted as cases.
 """
 _OTHERS = "\nResults that differ from those of `jax.jit` are compared with something else:\n"
 _AGAINST = {
   "op by op": "JAX itself differs without `jax.jit`, and has our result",
   "what is determined": "JAX leaves signs, bases or the order of equal things open",
-  "determined signs": "derivatives of vectors, after their signs are determined",
   "other last bits": "JAX's own result changes as much with the last bits of the arguments",
   "the arguments": "terms as large as the arguments cancel to some of their last bits, in JAX and "
   "in ours",

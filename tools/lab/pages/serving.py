@@ -31,9 +31,9 @@ Clients repeat `UNAVAILABLE` for two minutes.
 _SOAK = f"""
 ## A long run
 
-Requests at a constant rate, while models are added, replaced, removed and damaged and replicas are
-killed. Memory is the largest in each third of the run; `make serving` fails if the last third needs
-more than {bounds.GROWTH - 1:.0%} more than the second.
+Requests, while versions are replaced and replicas are killed. Memory is the largest in each third
+of the run; `make serving` fails if the last third needs more than {bounds.GROWTH - 1:.0%} more than
+the second.
 """
 
 _REQUESTS = """
@@ -76,9 +76,10 @@ _PIPELINES = """
 `make pipelines`, on two cores; [batch.md](../guide/batch.md) is the guide. *batch*: `jax2tf batch`
 with one and two workers; *bare*: TensorFlow in one and two processes, written by hand; Ray,
 Dask and Spark have two processes, Beam has one. Each process has one thread of TensorFlow within
-and one between ops. The start-up is not part of the rate. Ray's rate includes reading the rows into its object
-store. The numbers are medians of the rounds, in which all ways run in turn. The outputs of each way
-are those of `jax2tf batch`, whose first rows are compared with JAX, to 1e-5 of the largest.
+and one between ops. The start-up is not part of the rate. Ray's rate includes reading the rows into
+its object store. The numbers are medians of the rounds, in which all ways run in turn. The outputs
+of each way are those of `jax2tf batch`, whose first rows are compared with JAX, to 1e-5 of the
+largest.
 """
 _TITLES = {
   "mlp": "mlp, whose speed is limited by the code around it",
