@@ -64,6 +64,37 @@ def test_written_by_hand(name: str) -> None:
   assert name in primitives(BY_HAND[name], X)
 
 
+BATCHED: dict[str, Callable[[Any], Any]] = {
+  "attention": lambda x: jax.nn.dot_product_attention(x, x, x),
+  "groups": lambda x: jax.nn.dot_product_attention(x, x[:, :, :1], x[:, :, :1]),
+  "columns": lambda x: jax.vmap(jax.nn.softmax, in_axes=2)(x),
+  "log": lambda x: jax.vmap(jax.nn.log_softmax, in_axes=1)(x),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_scores_are_reduced_before_their_axes_move(name: str) -> None:
+  x = np.random.default_rng(0).standard_normal((2, 3, 2, 4), np.float32)
+  assert ("log_softmax" if name == "log" else "softmax") in primitives(BATCHED[name], x)
+  converted = jax2tf.convert(BATCHED[name], idioms="fused")
+  # sums of three and four terms
+  np.testing.assert_allclose(converted(x), BATCHED[name](x), rtol=1e-5, atol=1e-6)
+
+
+def of_other_rows(x: Any) -> Any:
+  """A softmax but for the maxima, which are those of other rows."""
+  moved = jnp.transpose(x, (1, 0, 2))
+  e = jnp.exp(moved - jnp.transpose(x[::-1].max(-1), (1, 0))[..., None])
+  return e / e.sum(-1, keepdims=True)
+
+
+def of_two_maxima(x: Any) -> Any:
+  moved = jnp.transpose(x, (1, 0, 2))
+  least = jnp.maximum(x.max(-1), x[..., 0])
+  e = jnp.exp(moved - jnp.transpose(least, (1, 0))[..., None])
+  return e / e.sum(-1, keepdims=True)
+
+
 _SCALE = np.ones(4, np.float32)
 NEAR_MISSES: dict[str, tuple[Callable[..., Any], Any, str]] = {
   "another_bound": (lambda x: jnp.maximum(x, 0.5), X, "relu"),
@@ -77,6 +108,8 @@ NEAR_MISSES: dict[str, tuple[Callable[..., Any], Any, str]] = {
   ),
   "of_another": (lambda x: x * jax.nn.sigmoid(x + 1), X, "silu"),
   "another_axis": (functools.partial(jax.nn.softmax, axis=0), X, "softmax"),
+  "other_rows": (of_other_rows, X, "softmax"),
+  "two_maxima": (of_two_maxima, X, "softmax"),
   "another_factor": (lambda x: 0.5 * x * (1 + jnp.tanh(0.8 * (x + 0.044715 * x**3))), X, "gelu"),
   "normalized_columns": (
     lambda x: (x - x.mean(0, keepdims=True)) / jnp.sqrt(x.var(0, keepdims=True) + 1e-5),
