@@ -23,7 +23,7 @@
 #   make power-cut    100 saves cut off as by a power failure, on a loop device (Linux, root), for docs/reports/serving.md; 30 minutes
 #   make targets      primitives, programs and models in the runtime of each target, in plain tools, in older releases and from a wheel, resumable, and the report docs/reports/targets.md
 #   make models       the zoo of tests/support/models in every runtime, MiniLM with each quantization, functions of Diffrax, NumPyro and other libraries, resumable, and the report docs/reports/models.md
-#   make reports      writes the pages and charts of docs/reports anew from docs/reports/data, without measuring
+#   make reports      writes the pages and the chart of docs/reports anew from docs/reports/data, without measuring
 #   make golden       rewrites the op counts of ten models, after a deliberate change of the graphs
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=folder the environment.

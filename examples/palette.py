@@ -25,5 +25,3 @@ COLOURS = {
   "chromium": _PINK,
   "openvino": "#6a3d9a",
 }
-# For charts that compare versions of JAX.
-VERSIONS = ((_BLUE, "o"), (_RED, "x"), (_GREEN, "+"))

@@ -1,5 +1,4 @@
-"""The report on primitives: docs/coverage.md, its numbers docs/reports/data/coverage.json and its
-picture docs/reports/coverage.png.
+"""The report on primitives: docs/coverage.md, and its numbers docs/reports/data/coverage.json.
 
 `python -m jax2tf.tools.lab.coverage` prints the primitives of the installed JAX without a rule.
 `make conformance` runs JAX's harnesses and writes the report. Both need a checkout.

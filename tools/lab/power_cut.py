@@ -285,25 +285,6 @@ def outcomes(kind: Kind, cuts: int, sync: bool, seed: int) -> Counter[str]:
     return Counter(cutter.cut() for _ in track(range(cuts), kind.name))
 
 
-def cost(megabytes: float, runs: int) -> dict[str, list[float]]:
-  """Seconds of saves with and without fsync, in turn, on the disk of the temporary folder."""
-  rows = max(1, round(megabytes * 2**20 / 4 / 2**16))
-  model = saved_model.Model(np.ones((rows, 2**16), np.float32), trainable=False)
-  model.add(lambda w, x: x + w[0, :2].sum(), inputs={"x": "f32[b]"}, outputs=["y"])
-  seconds: dict[str, list[float]] = {WITHOUT: [], WITH: []}
-  with tempfile.TemporaryDirectory(prefix="jax2tf-power-") as folder:
-    model.save(Path(folder, "first"))  # what the first save of a process takes more
-    for _ in range(runs):
-      for way, found in seconds.items():
-        os.sync()
-        start = time.perf_counter()
-        with mock.patch.object(os, "fsync", _fsync if way == WITH else lambda _: None):
-          path = model.save(Path(folder, "model"))
-        found.append(time.perf_counter() - start)
-        shutil.rmtree(path)
-  return seconds
-
-
 @click.command
 @click.option(
   "--cuts",
@@ -312,7 +293,7 @@ def cost(megabytes: float, runs: int) -> dict[str, list[float]]:
   help="How many saves to cut, with fsync and as often without.",
 )
 def main(cuts: int) -> None:
-  """Cuts, measures the cost, and writes the report. Exits with 1 if a model was half, gone or
+  """Cuts and writes the report. Exits with 1 if a model was half, gone or
   lost."""
   if sys.platform != "linux" or os.geteuid() != 0:
     sys.exit("this mounts a loop device, so it needs Linux and root")
@@ -321,8 +302,7 @@ def main(cuts: int) -> None:
     share = cuts // len(ways) + (i < cuts % len(ways))
     found[kind.name] = {way: dict(outcomes(kind, share, way == WITH, i)) for way in (WITH, WITHOUT)}
     print(f"{kind.name}: {found[kind.name]}")
-  seconds = {"small, 0.25 MB": cost(0.25, 7), "500 MB": cost(500, 7)}
-  reports.keep("power-cut", reports.rounded({"cuts": found, "cost": seconds}))
+  reports.keep("power-cut", {"cuts": found})
   pages.write("serving")
   wrong = {
     way: sum(

@@ -1,4 +1,4 @@
-"""docs/coverage.md and docs/reports/coverage.png: does it compute what JAX computes?"""
+"""docs/coverage.md: does it compute what JAX computes?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jax2tf.tools.lab import causes, measure, reports
+from jax2tf.tools.lab import causes, reports
 from jax2tf.tools.lab.pages import table
 from tests.support.conformance.tolerances import units_and_reason
 
@@ -24,7 +24,6 @@ sample. Errors are in units of the dtype's machine epsilon; integers and bools a
 *limited* for a reason in [limitations.md](limitations.md). It is *left out* if JAX rejects it or it
 has no derivative.
 
-![errors of the harness groups](reports/coverage.png)
 """
 
 _PROGRAMS = """## Random programs
@@ -183,31 +182,3 @@ def _sums(sections: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict
     for name, counts in section.items():
       sums[name].update(counts)
   return {name: dict(counts) for name, counts in sums.items()}
-
-
-def draw() -> None:
-  """Plots the worst error of each group of harnesses, the largest first: a line for each way, a
-  panel for each version."""
-  pyplot, report = measure.pyplot(), reports.read("coverage")
-  ways = sorted(
-    {way for section in report.values() for counts in section["groups"].values() for way in counts}
-  )
-  size = (6.5 * len(report), 4.4)
-  figure, panels = pyplot.subplots(
-    1, len(report), figsize=size, layout="constrained", sharey=True, squeeze=False
-  )
-  for axes, (version, section) in zip(panels[0], sorted(report.items()), strict=True):
-    groups = section["groups"].values()
-    for i, way in enumerate(ways):
-      worst = sorted((counts[way]["worst"] for counts in groups if way in counts), reverse=True)
-      inexact = [x for x in worst if x > 0]
-      ranks = range(1, 1 + len(inexact))
-      axes.plot(ranks, inexact, "o-", color=f"C{i}", markersize=3, label=way)
-    title = f"JAX {version}, {len(groups)} groups"
-    axes.set(yscale="log", title=title, xlabel="groups that are not exact, the worst first")
-    axes.grid(alpha=0.3)
-  panels[0][0].set_ylabel("largest error, in machine epsilons")
-  handles = panels[0][0].get_legend_handles_labels()
-  figure.legend(*handles, loc="outside lower center", ncols=len(ways))
-  figure.savefig(reports.picture("coverage.png"), dpi=110)
-  pyplot.close(figure)

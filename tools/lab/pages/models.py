@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from jax2tf.examples.palette import COLOURS
-from jax2tf.tools.lab import measure, reports
 from jax2tf.tools.lab.pages import Rows, newest_first, sections, table
 from tests.support import models, runtimes
 
@@ -28,8 +25,6 @@ outputs, the size of the written files, and the time of a call relative to `jax.
 sizes together. For small models the time is mostly the overhead of a call. The C loader is not
 timed, because each call reads and writes files. **no** is a failure; the exporter's reason is
 below the table. The first table has all versions of JAX, the second the newest.
-
-![Errors and latencies](models.png)
 """
 
 _MINILM = """## MiniLM with each quantization
@@ -105,40 +100,6 @@ def _misses(rows: Rows) -> Iterator[str]:
       missed.setdefault((name, numbers["reason"]), []).append(_TITLES[target])
   for (name, reason), titles in missed.items():
     yield from ("", f"**{name}** on {', '.join(titles)}:", "", "```", reason, "```")
-
-
-def draw() -> None:
-  """Writes the errors of the zoo as fractions of the tolerance, and its latencies, for the newest
-  JAX: a point for each model."""
-  pyplot = measure.pyplot()
-  versions, rows = max(reports.read("models-zoo").items())
-  figure, panels = pyplot.subplots(
-    1, 2, figsize=(12, 1.5 + 0.26 * len(models.NAMES)), layout="constrained", sharey=True
-  )
-  errors, latencies = panels
-  for shift, (target, title) in enumerate(_TITLES.items()):
-    above = (shift - len(_TITLES) / 2) / 10
-    places = {f"{name} {target}": i + above for i, name in enumerate(models.NAMES)}
-    found = {row: rows[row] for row in places if row in rows}
-    known = {row: numbers["of_tolerance"] for row, numbers in found.items()}
-    shares = {row: max(x, 1e-5) for row, x in known.items() if x is not None and math.isfinite(x)}
-    missed = [places[row] for row, numbers in found.items() if numbers["reason"]]
-    times = {row: numbers["latency"] for row, numbers in found.items() if numbers["latency"]}
-    dot = {"color": COLOURS[target], "markersize": 4}
-    errors.plot(shares.values(), [places[row] for row in shares], "o", label=title, **dot)
-    errors.plot([3.0] * len(missed), missed, "x", **dot)
-    latencies.plot(times.values(), [places[row] for row in times], "o", **dot)
-  errors.set_xlabel("largest error, as a share of the tolerance; crosses are misses")
-  latencies.set_xlabel("time of a call, in times of jax.jit's")
-  errors.set_yticks(range(len(models.NAMES)), models.NAMES, fontsize=8)
-  errors.invert_yaxis()
-  for axes in panels:
-    axes.set(xscale="log", title=versions)
-    axes.axvline(1, color="gray", linewidth=1)
-    axes.grid(alpha=0.3)
-  figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-  figure.savefig(reports.picture("models.png"), dpi=100)
-  pyplot.close(figure)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jax2tf.tools.lab import bounds, measure, reports
+from jax2tf.tools.lab import bounds, reports
 from jax2tf.tools.lab.pages import table
 
 _ABOUT = """# The server and batches under load
@@ -63,9 +63,6 @@ _AFTER_CUTS = """
 What the disk's own cache would lose is not simulated: fsync empties that cache, where the disk is
 honest. *LiteRT* without fsync is never half: ext4 itself writes a file that replaces another by a
 rename. Other file systems need not.
-
-Seconds of `Model.save`, median (least to most) of runs in turn, while other programs ran. A ratio
-below 1 is less than the runs differ.
 """
 CUTS = ("new", "old", "half", "none", "lost")
 WITH, WITHOUT = "with fsync", "without"
@@ -172,11 +169,6 @@ def _power_cuts() -> Iterator[str]:
   yield _CUTS
   yield from table(["saved", "fsync", "cuts", *CUTS], rows, words=2)
   yield _AFTER_CUTS
-  rows = []
-  for name, seconds in report["cost"].items():
-    ratio = statistics.median(seconds[WITH]) / statistics.median(seconds[WITHOUT])
-    rows.append([name, *(measure.spread(seconds[way]) for way in (WITHOUT, WITH)), f"{ratio:.1f}"])
-  yield from table(["model", WITHOUT, WITH, "ratio"], rows, words=3)
 
 
 def _pipelines() -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from jax2tf.examples.palette import COLOURS, VERSIONS
+from jax2tf.examples.palette import COLOURS
 from jax2tf.tools.lab import measure, reports
 from jax2tf.tools.lab.pages import Rows, sections, table
 from jax2tf.tools.lab.speed_rows import functions, rule_rows, rules
@@ -50,8 +50,6 @@ gradient is that of the sum of squares of the results. The first table has the t
 over that in JAX: the median of each family, with the least and the most. The second table has the
 functions that take more than {rules.SLOW:g} times as long as in JAX, and more than
 {rules.MATTERS_MS:g} ms.
-
-![Times of rules relative to JAX](speed-rules.png)
 """
 
 _SAVING = """## Saving and loading
@@ -160,16 +158,10 @@ def _saving(rows: Rows) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------
-# pictures
+# the picture
 
 
 def draw() -> None:
-  """Writes both pictures."""
-  _draw_models()
-  _draw_rules()
-
-
-def _draw_models() -> None:
   """The times by hand and of both lowerings, relative to jax.jit: a panel for each version."""
   pyplot = measure.pyplot()
   report = sorted(reports.read("speed-models").items())
@@ -189,32 +181,4 @@ def _draw_models() -> None:
   panels[0].invert_yaxis()
   figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
   figure.savefig(reports.picture("speed.png"), dpi=110)
-  pyplot.close(figure)
-
-
-def _draw_rules() -> None:
-  """The ratio, a dot for each rule and version, forward and gradient."""
-  pyplot = measure.pyplot()
-  report = sorted(reports.read("speed-rules").items())
-  names = list(dict.fromkeys(name for _, rows in report for name in rows))
-  figure, panels = pyplot.subplots(
-    1, 2, figsize=(11, 2 + 0.19 * len(names)), layout="constrained", sharey=True
-  )
-  for axes, way in zip(panels, ("forward", "gradient"), strict=True):
-    for (colour, marker), (versions, rows) in zip(VERSIONS, report, strict=False):
-      found = {name: rows[name][way] for name in rows if way in rows[name]}
-      ratios = [rules.ratio(numbers) for numbers in found.values()]
-      places = [names.index(name) for name in found]
-      axes.plot(ratios, places, marker, color=colour, markersize=4.5, label=versions)
-    axes.axvline(1, color="gray", linewidth=1, label="as fast as JAX")
-    slow = f"{rules.SLOW:g} times as long"
-    axes.axvline(rules.SLOW, color="gray", linewidth=1, linestyle=":", label=slow)
-    xlabel = "time of a call in TensorFlow, in times of JAX's"
-    axes.set(xscale="log", xlabel=xlabel, title=way)
-    axes.grid(axis="both", alpha=0.3)
-  panels[0].set_yticks(range(len(names)), names, fontsize=8)
-  panels[0].margins(y=0.01)
-  panels[0].invert_yaxis()
-  figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-  figure.savefig(reports.picture("speed-rules.png"), dpi=110)
   pyplot.close(figure)

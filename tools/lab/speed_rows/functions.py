@@ -31,6 +31,10 @@ _LOST = (
   "TensorFlow's op takes NaN for -inf, and has NaN after two infinities, so the log2(n) "
   "steps are ops of their own"
 )
+_THREEFRY = (
+  "Threefry has 20 rounds, each of which waits for the one before: 121 ops a turn, of 0.35 µs "
+  "each, which XLA makes one loop"
+)
 _SINGULAR = (
   "TensorFlow's op raises for a singular matrix, so a log-determinant comes first; XLA "
   "has no LU, and compiles one by columns"
@@ -57,32 +61,14 @@ def _solve_tf(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
   return tf.linalg.solve(a, b)
 
 
-def _bits_tf(key: tf.Tensor, number: int = _NUMBERS) -> tf.Tensor:
-  """As `jax.random.bits` with `jax_threefry_partitionable`: one counter for each number."""
-  first, second = loop_models.threefry_tf(
-    key, tf.zeros([number], tf.uint32), tf.cast(tf.range(number), tf.uint32)
-  )
-  return first ^ second
-
-
-def _uniform_tf(key: tf.Tensor, number: int) -> tf.Tensor:
-  mantissa = tf.bitwise.right_shift(_bits_tf(key, number), np.uint32(9)) | np.uint32(0x3F800000)
-  return tf.bitcast(mantissa, tf.float32) - 1.0
-
-
 def _normal_tf(key: tf.Tensor) -> tf.Tensor:
+  """As `jax.random.normal` with `jax_threefry_partitionable`: one counter for each number."""
+  counters = tf.cast(tf.range(_NUMBERS), tf.uint32)
+  first, second = loop_models.threefry_tf(key, tf.zeros_like(counters), counters)
+  mantissa = tf.bitwise.right_shift(first ^ second, np.uint32(9)) | np.uint32(0x3F800000)
   least = np.nextafter(np.float32(-1), np.float32(0))
-  uniform = tf.maximum(_uniform_tf(key, _NUMBERS) * (np.float32(1) - least) + least, least)
-  return np.float32(np.sqrt(2)) * tf.math.erfinv(uniform)
-
-
-def _dropout(key: jax.Array, x: jax.Array) -> jax.Array:
-  return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0.0)
-
-
-def _dropout_tf(key: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  keep = _uniform_tf(key, int(np.prod(x.shape))) < 0.9
-  return tf.where(tf.reshape(keep, x.shape), x / 0.9, 0.0)
+  uniform = (tf.bitcast(mantissa, tf.float32) - 1.0) * (np.float32(1) - least) + least
+  return np.float32(np.sqrt(2)) * tf.math.erfinv(tf.maximum(uniform, least))
 
 
 def _scanned_tf(
@@ -154,27 +140,6 @@ def _scan_rows() -> dict[str, Row]:
   }
 
 
-def _loop_models() -> dict[str, Row]:
-  params = loop_models.gru_params(128)
-
-  def gru(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda xs, *values: function(dict(zip(params, values, strict=True)), xs)
-
-  xs = _normal(64, 8, 128)
-  threefry = (
-    "Threefry has 20 rounds, each of which waits for the one before: 121 ops a turn, of "
-    "0.35 µs each, which XLA makes one loop"
-  )
-  return {
-    "loop: GRU, 64 steps, d128, batch 8": Row(
-      gru(loop_models.gru_jax), gru(loop_models.gru_tf), [xs, *params.values()]
-    ),
-    "loop: 100 steps that split a key": Row(
-      loop_models.keys_jax, loop_models.keys_tf, [_KEY], reason=threefry
-    ),
-  }
-
-
 ROWS: dict[str, Row] = {
   "softmax": Row(
     jax.nn.softmax, tf.nn.softmax, [_normal(1000, 1000)], reason=_NAN, ways=_WITH_IDIOMS
@@ -197,26 +162,23 @@ ROWS: dict[str, Row] = {
   "lu": Row(lambda x: lax.linalg.lu(x)[::2], _lu_tf, [_MATRIX], reason=_SINGULAR),
   "solve": Row(jnp.linalg.solve, _solve_tf, [_MATRIX, _normal(256, 8)], reason=_SINGULAR),
   "cumsum": Row(lambda x: jnp.cumsum(x, -1), lambda x: tf.cumsum(x, -1), [_normal(1000, 1000)]),
-  "cumprod": Row(
-    lambda x: jnp.cumprod(x, -1), lambda x: tf.math.cumprod(x, -1), [_normal(1000, 1000)]
-  ),
   "cumlogsumexp": Row(
     lambda x: lax.cumlogsumexp(x, axis=1),
     lambda x: tf.math.cumulative_logsumexp(x, -1),
     [_normal(256, 1000)],
     reason=_LOST,
   ),
-  "random bits, 1e6": Row(lambda key: jax.random.bits(key, (_NUMBERS,)), _bits_tf, [_KEY]),
   # TensorFlow's erfinv near 1
   "normal, 1e6": Row(
     lambda key: jax.random.normal(key, (_NUMBERS,)), _normal_tf, [_KEY], rtol=1e-3
   ),
-  "dropout": Row(_dropout, _dropout_tf, [_KEY, _normal(1000, 1000)]),
   "loop: 200 writes of rows into 512 x 512": Row(
     _write_rows, _write_rows_tf, [_normal(512, 512), _normal(200, 512)]
   ),
   **_scan_rows(),
-  **_loop_models(),
+  "loop: 100 steps that split a key": Row(
+    loop_models.keys_jax, loop_models.keys_tf, [_KEY], reason=_THREEFRY
+  ),
 }
 
 
