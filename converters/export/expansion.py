@@ -1,4 +1,4 @@
-"""The registry of expansions: ops that no target has, as TensorFlow functions of ops that targets
+"""The registry of expansions: ops that targets lack, as TensorFlow functions of ops that they
 have. The modules of `jax2tf.converters.export.expanded` fill it.
 
   @expands("TridiagonalSolve")
@@ -19,13 +19,17 @@ import tensorflow as tf
 Expansion: TypeAlias = Callable[..., Sequence[tf.Tensor]]
 
 EXPANSIONS: dict[str, Expansion] = {}  # {type of op: its expansion}
+_TAKES: dict[str, Callable[..., bool]] = {}  # {type of op: whether its expansion takes operands}
 
 
-def expands(*ops: str) -> Callable[[Expansion], Expansion]:
+def expands(
+  *ops: str, takes: Callable[..., bool] = lambda op, *operands: True
+) -> Callable[[Expansion], Expansion]:
   """Registers an expansion.
 
   Args:
     ops: the types of the expanded ops.
+    takes: of the op and its operands, whether it is expanded; otherwise it stays.
 
   Raises:
     ValueError: an op already has one.
@@ -35,9 +39,15 @@ def expands(*ops: str) -> Callable[[Expansion], Expansion]:
     if twice := [op for op in ops if op in EXPANSIONS]:
       raise ValueError(f"{twice[0]} already has an expansion, {EXPANSIONS[twice[0]].__qualname__}")
     EXPANSIONS.update(dict.fromkeys(ops, expansion))
+    _TAKES.update(dict.fromkeys(ops, takes))
     return expansion
 
   return register
+
+
+def is_expanded(op: tf.Operation, operands: Sequence[tf.Tensor]) -> bool:
+  """Whether an op with these operands has an expansion."""
+  return op.type in EXPANSIONS and _TAKES[op.type](op, *operands)
 
 
 class Call:

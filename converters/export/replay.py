@@ -18,7 +18,7 @@ from jax2tf import _tf_compat
 from ..bundle import graphs
 from ..saved_model.arguments import input_specs
 from . import expanded  # noqa: F401  (which registers the expansions)
-from .expansion import EXPANSIONS, Call
+from .expansion import Call, is_expanded
 
 # (the op to replace, for its attributes; its operands in the new graph) -> its results.
 Replacement: TypeAlias = Callable[..., Sequence[Any]]
@@ -223,7 +223,7 @@ class _Replay:
       return self._branches(op, operands)
     if op.type in _LOOPS:
       return self._loop(op, operands)
-    if op.type in EXPANSIONS:
+    if is_expanded(op, operands):
       return self._expanded(op, operands)
     return again(op, operands)
 

@@ -33,7 +33,6 @@ _PADDED: _Wider = _PRODUCTS | {tf.bool: tf.int32, tf.float16: tf.float32}
 _WIDENED: dict[str, _Wider] = {
   **dict.fromkeys(("Cumsum", "Cumprod", "Einsum"), _PRODUCTS),
   **dict.fromkeys(("ArgMax", "ArgMin", "TopKV2"), _ORDERED),
-  "MatrixDiagPartV3": _PADDED,
   "UnsortedSegmentProd": {tf.float16: tf.float32},
   "Range": {
     tf.uint8: tf.int32,

@@ -69,11 +69,6 @@ def _mask(rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
   return tf.equal(tf.range(rows)[:, None], tf.range(columns)[None, :])
 
 
-def diagonal_part(x: tf.Tensor, k: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
-  size = tf.minimum(tf.shape(x)[-2], tf.shape(x)[-1])
-  return tf.reduce_sum(tf.where(_mask(size, size), x[..., :size, :size], tf.zeros([], x.dtype)), -1)
-
-
 def with_diagonal(x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
   rows, columns = tf.shape(x)[-2], tf.shape(x)[-1]
   fill = tf.zeros(tf.concat([tf.shape(diagonal)[:-1], [rows - tf.shape(diagonal)[-1]]], 0), x.dtype)

@@ -387,7 +387,6 @@ _replaces_each(
 )
 _replaces_each(
   {
-    "MatrixDiagPartV3": indexing.diagonal(indexing.diagonal_part),
     "MatrixSetDiagV3": indexing.diagonal(indexing.with_diagonal),
     "MatrixDiagV3": indexing.diagonal(indexing.diagonal_matrix),
   },

@@ -422,7 +422,7 @@ _WIDENED = re.findall(
   """
   Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Cumsum
   DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd IsFinite IsNan LeakyRelu LogSoftmax
-  MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean Mul Neg NotEqual OneHot
+  MatrixBandPart MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean Mul Neg NotEqual OneHot
   OnesLike Pack Pow Prod Range Reciprocal Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice
   Softmax SpaceToBatchND SplitV Square SquaredDifference StridedSlice Sum Tanh Tile Transpose Unpack
   UnsortedSegmentProd UnsortedSegmentSum

@@ -199,9 +199,38 @@ def _matrices() -> Iterator[Row]:
     "Einsum", lambda x, y: tf.raw_ops.Einsum(inputs=[x, y], equation="ij,kj->ik"), (PLAIN, PLAIN)
   )
   yield row("MatrixBandPart", TABLE, 1, 0)
-  yield row("MatrixDiagPartV3", PLAIN, 0, 0.0)
+  for x in (TABLE, I.reshape(3, 4), BOOLS.reshape(3, 4)):
+    yield row("MatrixDiagPartV3", x, 0, x.dtype.type(0))
+  for k in (1, -2):
+    yield row("MatrixDiagPartV3", IMAGE, k, 0.0)
   yield row("MatrixDiagV3", PLAIN, 0, -1, -1, 0.0)
   yield row("MatrixSetDiagV3", TABLE, PLAIN[0, :3].copy(), 0)
+  yield from _factorisations()
+
+
+def _factorisations() -> Iterator[Row]:
+  def lower_cholesky(x: tf.Tensor) -> tf.Tensor:
+    """TensorFlow 2.21 has anything in the upper triangle of what is not positive definite."""
+    return tf.linalg.band_part(tf.raw_ops.Cholesky(input=x), -1, 0)
+
+  for n in (1, 3, 20):  # without a loop, and with one
+    a = RNG.standard_normal((2, n, n)).astype("f")
+    positive = a @ a.swapaxes(-1, -2) + np.eye(n, dtype="f")
+    unread = np.triu(np.full([n, n], np.nan, "f"), 1)
+    yield row("Cholesky", positive + unread)
+    yield Row("Cholesky", lower_cholesky, (np.stack([positive[0], -positive[0]]),))
+    regular = a / np.float32(n) + 2 * np.eye(n, dtype="f")
+    b = RNG.standard_normal((3, 1, n, 2)).astype("f")
+    for lower in (True, False):
+      triangle = regular + (unread if lower else unread.T)
+      yield row("MatrixTriangularSolve", triangle, b[0, 0], lower=lower)
+      yield row("MatrixTriangularSolve", triangle, b, lower=lower, adjoint=True)
+  for n in (1, 2, 5, 20):
+    diagonals = RNG.standard_normal((2, 3, n)).astype("f")  # which need exchanges of rows
+    b = RNG.standard_normal((2, n, 3)).astype("f")
+    yield row("TridiagonalSolve", diagonals, b)
+    diagonals[:, 1] += 4
+    yield row("TridiagonalSolve", diagonals, b, partial_pivoting=False)
 
 
 def _moves() -> Iterator[Row]:

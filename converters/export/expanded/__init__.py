@@ -1,8 +1,8 @@
-"""Expansions: ops that all targets lack, as TensorFlow functions of ops that they have. Each module
+"""Expansions: ops that targets lack, as TensorFlow functions of ops that they have. Each module
 registers its own; see `jax2tf.converters.export.expansion`."""
 
 from __future__ import annotations
 
-from . import bessel
+from . import bessel, diagonals, triangular, tridiagonal
 
-__all__ = ["bessel"]
+__all__ = ["bessel", "diagonals", "triangular", "tridiagonal"]

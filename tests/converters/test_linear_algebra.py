@@ -1,0 +1,108 @@
+"""Linear algebra in the runtimes of ONNX, LiteRT and TF.js, of expansions: their own have no such
+ops."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy import linalg
+
+from jax2tf.converters import onnx, saved_model
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(params=["onnx", "tflite", "tfjs"])
+def exporter(request: pytest.FixtureRequest) -> Any:
+  if request.param == "tfjs":
+    request.getfixturevalue("tfjs_packages")
+  return importlib.import_module(f"jax2tf.converters.{request.param}")
+
+
+def systems(_: Any, x: jax.Array) -> dict[str, jax.Array]:
+  """x f32[b,n,n] -> solutions; of a positive definite matrix where they need one."""
+  n = x.shape[-1]
+  positive = x @ x.mT / n + jnp.eye(n)
+  factor = jnp.linalg.cholesky(positive)
+  sign, logarithm = jnp.linalg.slogdet(x)
+  return {
+    "cholesky": factor,
+    "upper_cholesky": linalg.cholesky(positive),
+    "cho_solve": linalg.cho_solve((factor, True), x),
+    "solve_triangular": linalg.solve_triangular(factor, x, lower=True, trans=1),
+    "solve": jnp.linalg.solve(x + 2 * jnp.eye(n), x[..., :2]),
+    "inv": jnp.linalg.inv(x + 2 * jnp.eye(n)),
+    "det": jnp.linalg.det(x / 4),
+    "sign": sign,
+    "logarithm": logarithm,
+  }
+
+
+@pytest.mark.parametrize("n", [5, 20])  # without a loop, and with one
+def test_linear_systems(n: int, exporter: Any, tmp_path: Path) -> None:
+  x = RNG.standard_normal((2, n, n)).astype("f") / np.float32(n**0.5)
+  batch = "b" if exporter is onnx else "2"
+  made = exporter.save(
+    systems, {}, tmp_path / "m", inputs={"x": f"f32[{batch},{n},{n}]"}, examples={"x": x}
+  )
+  assert made.report.ok
+  results, expected = exporter.run(made.path, {"x": x}), systems({}, x)
+  for name, y in expected.items():
+    # inverses of matrices with a condition number of up to 100
+    np.testing.assert_allclose(results[name], y, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def tridiagonal(_: Any, lower: Any, main: Any, upper: Any, b: Any) -> jax.Array:
+  return jax.lax.linalg.tridiagonal_solve(lower, main, upper, b)
+
+
+def gaussian_process(_: Any, x: jax.Array) -> jax.Array:
+  """The gradient of a likelihood by the length of its kernel."""
+
+  def likelihood(length: jax.Array) -> jax.Array:
+    distances = (x[:, None] - x) ** 2
+    factor = jnp.linalg.cholesky(jnp.exp(-distances / length) + 0.1 * jnp.eye(6))
+    half = linalg.solve_triangular(factor, jnp.sin(x), lower=True)
+    return jnp.sum(half**2) / 2 + jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+  return jax.grad(likelihood)(jnp.float32(2))
+
+
+@pytest.mark.parametrize(
+  ("function", "operands"),
+  [
+    (tridiagonal, {"lower": (2, 9), "main": (2, 9), "upper": (2, 9), "b": (2, 9, 1)}),
+    (gaussian_process, {"x": (6,)}),
+  ],
+  ids=["tridiagonal", "gradient"],
+)
+def test_by_way_of_a_saved_model(
+  function: Callable[..., Any], operands: dict[str, tuple[int, ...]], exporter: Any, tmp_path: Path
+) -> None:
+  data = {name: RNG.standard_normal(shape).astype("f") for name, shape in operands.items()}
+  inputs = {name: f"f32{list(shape)}" for name, shape in operands.items()}
+  path = saved_model.save(function, {}, tmp_path / "saved", inputs=inputs, outputs=["y"])
+  made = exporter.save_model(path, tmp_path / "m", examples=data)
+  assert made.report.ok
+  expected = function({}, **data)
+  np.testing.assert_allclose(exporter.run(made.path, data)["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [4, 18])
+def test_what_is_not_positive_definite_is_nan_as_in_jax(
+  n: int, exporter: Any, tmp_path: Path
+) -> None:
+  x = np.stack([np.eye(n, dtype="f"), np.eye(n, dtype="f")])
+  x[1, -1, -1] = -1
+  made = exporter.save(
+    lambda _, x: jnp.linalg.cholesky(x), {}, tmp_path / "m", inputs={"x": f"f32[2,{n},{n}]"}
+  )
+  [factor] = exporter.run(made.path, {"x": x}).values()
+  np.testing.assert_array_equal(factor, jnp.linalg.cholesky(x))
