@@ -171,36 +171,36 @@ def _observe_helpers(suite: type) -> None:
     sys.modules[suite.__module__].check_grads = check_grads  # type: ignore[attr-defined]
 
 
-def _compile_and_check(self: Any, fun: Fun, args_maker: Fun, **options: Any) -> None:
-  """In place of JAX's comparison of a function with its compiled one."""
-  del self
-  if CURRENT.is_idle():
-    return
-  with CURRENT.busy():
-    subject = subjects.Subject(fun, args_maker(), {})
-    try:
-      want = subject.expected()
-    except subjects.UntraceableError as error:
-      raise (error.__cause__ or error) from None  # a test may expect it
-    tol, rtol, atol = map(options.get, ("tol", "rtol", "atol"))
-    rtol, atol = (tol if one is None else one for one in (rtol, atol))
-    CURRENT.compare(recording.name_of(fun), subject, want, Tolerance(rtol, atol))
+def _compile_and_check(_: Any, fun: Fun, args_maker: Fun, **options: Any) -> None:
+  """In place of JAX's comparison of a function with its compiled one. JAX's errors are raised: a
+  test may expect them."""
+  tol, rtol, atol = map(options.get, ("tol", "rtol", "atol"))
+  rtol, atol = (tol if one is None else one for one in (rtol, atol))
+  if error := _compared(fun, args_maker, Tolerance(rtol, atol)):
+    raise (error.__cause__ or error) from None
 
 
-def _against_numpy(self: Any, _: Fun, lax_op: Fun, args_maker: Fun, *__: Any, **___: Any) -> None:
+def _against_numpy(_: Any, __: Fun, lax_op: Fun, args_maker: Fun, *___: Any, **____: Any) -> None:
   """In place of JAX's comparison with NumPy, which may allow more than ours needs."""
-  del self
+  if error := _compared(lax_op, args_maker, Tolerance()):
+    CURRENT.untraceable(recording.name_of(lax_op), error)
+
+
+def _compared(fun: Fun, args_maker: Fun, tolerance: Tolerance) -> subjects.UntraceableError | None:
+  """Compares a function, unless it is called inside of another one; or why JAX does not compute
+  it."""
   if CURRENT.is_idle():
-    return
+    return None
   with CURRENT.busy():
     args = args_maker()
     if leaves.has_tracer(args):
-      return
-    subject, name = subjects.Subject(lax_op, args, {}), recording.name_of(lax_op)
+      return None
     try:
-      CURRENT.compare(name, subject, subject.expected())
+      subject = subjects.Subject(fun, args, {})
+      CURRENT.compare(recording.name_of(fun), subject, subject.expected(), tolerance)
     except subjects.UntraceableError as error:
-      CURRENT.untraceable(name, error)
+      return error
+  return None
 
 
 def check_grads(f: Fun, args: Any, order: int, modes: Any = _MODES, *_: Any, **__: Any) -> None:

@@ -54,11 +54,10 @@ functions that take more than {rules.SLOW:g} times as long as in JAX, and more t
 
 _SAVING = """## Saving and loading
 
-The [models above](#whole-models), and MiniLM with symbolic batch and length. *Save* is the time to
-trace, lower and save a model in a process that saved another one before; *load* that of
-`tf.saved_model.load` in another process that loaded another one before. *kB* is the size of
-`saved_model.pb`, which has the graphs without the variables. *Hand-written TensorFlow* is a
-`tf.Module` with a `tf.function`; it has no gradient functions in the file.
+The [transformer above](#whole-models), and MiniLM with symbolic batch and length. *Save* is the
+time to trace, lower and save a model in a process that saved one before; *load* that of
+`tf.saved_model.load` in another process that loaded one before. *kB* is the size of
+`saved_model.pb`, which has the graphs without the variables.
 """
 
 

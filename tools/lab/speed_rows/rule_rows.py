@@ -118,10 +118,6 @@ def _linear_recurrence(a: jax.Array, b: jax.Array) -> Any:
   return lax.associative_scan(lambda x, y: (x[0] * y[0], x[1] * y[0] + y[1]), (jnp.tanh(a), b))
 
 
-def _householder(a: jax.Array) -> jax.Array:
-  return lax.linalg.householder_product(a, jnp.ones(a.shape[-1]) / a.shape[-1])
-
-
 # Names begin with the family.
 ROWS: dict[str, Row] = {
   "gather: rows": Row(lambda x, i: x[i], lambda n: [_normal(n, 32), _integers(n, n)], 65536),
@@ -270,13 +266,8 @@ ROWS: dict[str, Row] = {
 }
 
 _SCATTER = "TensorFlow's scatter kernels process the indices in one thread, at about 50 ns each"
-_LOG_STEPS = "the log n steps are separate ops, and TensorFlow does not fuse them"
-_COLUMNS = (
-  "TensorFlow's Lu raises for singular matrices, and XLA lacks it. A loop eliminates the columns "
-  "in panels of 64, each a part of the graph"
-)
 _NO_KERNEL = "TensorFlow has no such kernel, so a loop applies one reflection after another"
-# Why a flagged row cannot be better, by the beginning of its name.
+# Why a slow row cannot be faster, by the beginning of its name.
 _REASONS = {
   "gather": "TensorFlow's Gather checks and copies one element after another; its gradient is a "
   "scatter",
@@ -287,20 +278,10 @@ _REASONS = {
   "operand and the updates in one array",
   "scatter: apply": "an index may occur twice, so a loop applies the updates in order; "
   "`unique_indices=True` takes a single step",
-  "sort: top 16": "floats are compared as integers, because TensorFlow's TopKV2 does not order NaN",
-  "cumulative: prod": _LOG_STEPS,
-  "cumulative: max": _LOG_STEPS,
-  "cumulative: logsumexp": _LOG_STEPS,
-  "associative_scan": _LOG_STEPS,
+  "associative_scan": "the log n steps are separate ops, and TensorFlow does not fuse them",
   "reduce_window: max of images": "TensorFlow's MaxPool ignores NaN, so a second one finds NaNs",
-  "reduce_window: add, rank 1": "sums over spans of 1, 2, 4 ... elements are log w passes over "
-  "memory; XLA makes one",
   "select_and_scatter_add: rank 1": "TensorFlow pools images only, so the windows are "
   "materialised and reduced",
-  "dynamic_update_slice": "each step of TensorFlow's While costs about 20 us, and its scatter "
-  "copies the operand",
-  "linalg: lu": _COLUMNS,
-  "linalg: solve": _COLUMNS,
   "linalg: qr, pivoting": _NO_KERNEL,
   "linalg: hessenberg": _NO_KERNEL,
   "linalg: eig": "TensorFlow's kernel (Eigen) works column by column; JAX's (LAPACK) works in "
@@ -311,6 +292,6 @@ _REASONS = {
 
 
 def reason(name: str) -> str:
-  """Why a flagged row cannot be better."""
+  """Why a slow row cannot be faster."""
   found = (why for start, why in _REASONS.items() if re.match(rf"{start}\b", name))
   return next(found, "no reason known")
