@@ -23,7 +23,7 @@ from ..bundle.notation import Spec
 from ..export import replay
 from ..export.source import ExportError, Signature
 from ..saved_model.arguments import input_specs
-from . import bfloat16, fused, handlers, rows
+from . import bfloat16, fused, handlers, order, rows
 from .replacements import TABLE
 from .sorting import Sorting
 
@@ -102,7 +102,9 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   if not with_weights:
     table["ReadVariableOp"] = weights.read
   concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
-  definition = _own_names(concrete.graph.as_graph_def())
+  definition = concrete.graph.as_graph_def()
+  graphs.number_functions(definition)
+  definition = _own_names(definition)
   ops = {node.name: node.op for node in graphs.nodes(definition)}
   _refuse_dtypes(signature, definition)
   names = sorted(concrete.structured_outputs)  # TensorFlow sorts a dict by its keys
@@ -197,7 +199,7 @@ def _by_tf2onnx(
   with tf.Graph().as_default() as graph:
     tf.graph_util.import_graph_def(definition, name="")
   # Not tf2onnx.convert.from_function: it lets Grappler fold (x + 1) - 1, which rounds x on purpose.
-  with _log_of("tf2onnx") as log, warnings.catch_warnings(), graph.as_default():
+  with _log_of("tf2onnx") as log, order.kept(), warnings.catch_warnings(), graph.as_default():
     warnings.simplefilter("ignore")  # deprecation warnings of newer NumPys in tf2onnx
     last_rows: dict[str, np.ndarray] = {}
     process = functools.partial(
@@ -236,6 +238,7 @@ def _by_tf2onnx(
     if node.op_type not in known
   }:
     raise signature.refuse("onnx", RUNTIME, strange)
+  order.renumber(proto.graph)
   return proto, last_rows
 
 

@@ -18,6 +18,7 @@ from google.protobuf import json_format
 
 from jax2tf import _tf_compat
 
+from ..bundle import graphs
 from ..saved_model.arguments import input_specs
 from . import rule
 from .names import CONTROL, SUPPORTED
@@ -41,6 +42,7 @@ def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
     for kind, tensors in (("inputs", inputs), ("outputs", outputs))
   }
   graph = concrete.graph.as_graph_def()
+  graphs.number_functions(graph)
   # Not "arithmetic": it makes Log1p of log(1 + x) again. Not "remap": the wasm backend's fused
   # activations lose NaN.
   names = [tensor.op.name for tensor in (*inputs.values(), *outputs.values())]
@@ -141,7 +143,9 @@ def _as_json(graph: Any) -> dict[str, Any]:
   for node in graph_json["node"]:
     for dim in node.get("attr", {}).get("shape", {}).get("shape", {}).get("dim", []):
       dim.setdefault("size", "0")  # protocol buffers omit zeros, which TF.js then reads as NaN
-  return graph_json
+  # a map of a protocol buffer has the order of its hashes, which each process seeds
+  in_order: dict[str, Any] = json.loads(json.dumps(graph_json, sort_keys=True))
+  return in_order
 
 
 def _own_names(graph: Any) -> Any:

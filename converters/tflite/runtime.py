@@ -16,9 +16,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 from .. import extras
-from ..bundle import children
+from ..bundle import children, graphs
 from ..bundle.calls import Answer, failed
 from ..bundle.manifest import SignatureRecord
 from ..bundle.notation import Spec
@@ -55,6 +56,7 @@ def converted(
   """
   with tempfile.TemporaryDirectory(prefix="jax2tf-tflite-") as folder, quiet():
     tf.saved_model.save(module or tf.Module(), folder, signatures=dict(functions))
+    _number_functions(Path(folder) / "saved_model.pb")
     converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
     # Otherwise an infinity becomes the largest finite number: a comparison with it is folded to
     # False, and 0 * inf to 0.
@@ -70,6 +72,13 @@ def converted(
       raise ExportError(
         TARGET, f"TensorFlow's TFLite converter fails: {_complaint(str(error))}"
       ) from error
+
+
+def _number_functions(file: Path) -> None:
+  """See `graphs.number_functions`: the .tflite file has these names."""
+  model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+  graphs.number_functions(model.meta_graphs[0].graph_def)
+  file.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def with_variables(converter: Any) -> None:
