@@ -3,6 +3,7 @@
 from ..export.pipeline import Exported
 from ..export.source import ExportError
 from .exporter import IDIOMS, run, save, save_model
+from .inspection import inspect, verify
 from .scripts import Prepared, custom_op_handlers, prepared
 
 __all__ = [
@@ -11,8 +12,10 @@ __all__ = [
   "Exported",
   "Prepared",
   "custom_op_handlers",
+  "inspect",
   "prepared",
   "run",
   "save",
   "save_model",
+  "verify",
 ]

@@ -3,6 +3,7 @@
 from ..export.pipeline import Exported
 from ..export.source import ExportError
 from .exporter import IDIOMS, run, save, save_model, save_training
+from .inspection import inspect, verify
 from .quantized import LEAST_COSINE, LEAST_TOP_1
 from .schemes import QuantizationReport, quantization_report
 from .scripts import converter
@@ -15,9 +16,11 @@ __all__ = [
   "Exported",
   "QuantizationReport",
   "converter",
+  "inspect",
   "quantization_report",
   "run",
   "save",
   "save_model",
   "save_training",
+  "verify",
 ]

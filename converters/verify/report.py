@@ -42,7 +42,7 @@ _ROW_TITLES = (
   "of tolerance",
   "agrees",
 )
-_LATENCY_TITLES = ("signature", "sizes", "SavedModel ms", "reference ms", "ratio")
+_LATENCY_TITLES = ("signature", "sizes", "model ms", "reference ms", "ratio")
 
 
 # A gray with contrast on white and on black, because a picture cannot follow the theme of the page.

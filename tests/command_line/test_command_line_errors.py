@@ -117,7 +117,7 @@ def test_failures_are_json_too(folder: Path) -> None:
     "exit_code": 2,
     "gaps": [],
   }
-  assert as_json("jax2tf inspect", folder, 2)["reason"] == "Missing argument 'DIR'."
+  assert as_json("jax2tf inspect", folder, 2)["reason"] == "Missing argument 'PATH'."
   raised = as_json("jax2tf convert small:predict --input x=f32[b,4] --out new", folder, 2)
   assert (raised["reason"], raised["where"]) == ("KeyError: 'w'", f"{folder}/small.py:11 (predict)")
   assert raised["advice"] == "--params was not given, so the parameters are an empty tree"

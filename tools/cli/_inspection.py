@@ -144,18 +144,18 @@ def text(content: Mapping[str, Any]) -> str:
   ]
   parts = [
     head,
-    _table(("signature", "tensor", "", "dtype and shape"), rows),
-    _table((f"{len(parameters)} variables", "dtype", "shape", "trainable"), parameters),
-    _table(("function", "hash"), content["functions"].items()),
-    _table(("op", "count"), [(op, str(n)) for op, n in content["ops"].items()]),
+    table(("signature", "tensor", "", "dtype and shape"), rows),
+    table((f"{len(parameters)} variables", "dtype", "shape", "trainable"), parameters),
+    table(("function", "hash"), content["functions"].items()),
+    table(("op", "count"), [(op, str(n)) for op, n in content["ops"].items()]),
   ]
   if content["assets"]:
-    parts.append(_table(("asset", "hash"), content["assets"].items()))
+    parts.append(table(("asset", "hash"), content["assets"].items()))
   if content["outside"]:
     reached = [
       (op, each["effect"], ", ".join(each["in"])) for op, each in content["outside"].items()
     ]
-    parts.append(_table(("op that serve and batch refuse", "because it", "in"), reached))
+    parts.append(table(("op that serve and batch refuse", "because it", "in"), reached))
   if content["devices"]:
     parts.append("devices: " + ", ".join(content["devices"]))
   if record := content["manifest"]:
@@ -164,7 +164,7 @@ def text(content: Mapping[str, Any]) -> str:
       stateful = ", ".join(
         name for name, signature in record["signatures"].items() if signature["stateful"]
       )
-      parts.insert(3, _table((f"state of {stateful}", "dtype and shape"), record["state"].items()))
+      parts.insert(3, table((f"state of {stateful}", "dtype and shape"), record["state"].items()))
     parts.append(
       f"converted {record['created']} by {versions}; constraints: "
       f"{', '.join(record['constraints']) or 'none'}; idioms: {record['idioms']}"
@@ -174,7 +174,8 @@ def text(content: Mapping[str, Any]) -> str:
   return _visible("\n\n".join(parts))
 
 
-def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+  """A table for a terminal, without control characters of the model's."""
   return tables.text(header, ([*map(_visible, row)] for row in rows), width=140)
 
 
@@ -207,7 +208,7 @@ def diff(
     paths.fetched(paths.of(new["path"])) as other,
   ):
     weights = _weights.differences(one, other)
-  changes = _differences(
+  changes = differences(
     "",
     {k: v for k, v in old.items() if k not in _OF_EACH},
     {k: v for k, v in new.items() if k not in _OF_EACH},
@@ -218,17 +219,18 @@ def diff(
   return [*changes, *values], weights
 
 
-def _differences(path: str, before: Any, after: Any) -> Iterable[dict[str, Any]]:
+def differences(path: str, before: Any, after: Any) -> Iterable[dict[str, Any]]:
+  """[{"what": path, "before": ..., "after": ...}] of two JSON values."""
   if isinstance(before, dict) and isinstance(after, dict):
     for key in sorted({*before, *after}):
-      yield from _differences(f"{path}/{key}" if path else key, before.get(key), after.get(key))
+      yield from differences(f"{path}/{key}" if path else key, before.get(key), after.get(key))
   elif before != after:
     yield {"what": path, "before": before, "after": after}
 
 
 def weights_text(differences: Iterable[Mapping[str, Any]]) -> str:
   """The differences of variables as a table for a terminal, the largest first."""
-  return _table(
+  return table(
     ("variable", "elements that differ", "max abs", "max rel"), _weights.rows(differences)
   )
 
@@ -239,4 +241,4 @@ def diff_text(differences: Iterable[Mapping[str, Any]]) -> str:
     (d["what"], *("-" if d[side] is None else str(d[side]) for side in ("before", "after")))
     for d in differences
   ]
-  return _table(("what", "before", "after"), rows) if rows else "no difference"
+  return table(("what", "before", "after"), rows) if rows else "no difference"

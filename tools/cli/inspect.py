@@ -1,22 +1,44 @@
-"""`jax2tf inspect`: shows the contents of a SavedModel."""
+"""`jax2tf inspect`: shows the contents of a SavedModel, or of an exported file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
-from jax2tf.tools.cli._verb import Answer, verb
+from jax2tf.tools.cli._verb import Answer, takes_sizes, verb
 
 
 @verb
-@click.argument("path", metavar="DIR")
-def inspect(path: str) -> Answer:
-  """Shows the contents of a SavedModel.
+@click.argument("path", metavar="PATH")
+@click.option("--time", is_flag=True, help="Measure the time of each type of op, of an ONNX file.")
+@takes_sizes
+def inspect(path: str, time: bool, sizes: Sequence[str]) -> Answer:
+  """Shows the contents of a SavedModel, an ONNX or LiteRT file, or a folder of TF.js.
+
+  Of an exported file it lists ops with their dtypes, the bytes of their weights, and, for LiteRT,
+  how many XNNPACK and the GPU delegate take.
 
   \b
   Example:
     jax2tf inspect build/model
+    jax2tf inspect model.onnx --time --size "b=8"
   """
-  from jax2tf.tools.cli import _inspection  # noqa: PLC0415
+  from jax2tf.tools.cli import _exported, _inspection  # noqa: PLC0415
 
-  content = _inspection.inspect(path)
-  return {"verdict": "read"} | content, _inspection.text(content), 0
+  form = _exported.format_of(path)
+  if time and not hasattr(form, "seconds_by_op"):
+    raise click.BadParameter("only ONNX Runtime says how long an op takes", param_hint="--time")
+  if form is None:
+    content = _inspection.inspect(path)
+    return {"verdict": "read"} | content, _inspection.text(content), 0
+  from jax2tf.converters.export import verified  # noqa: PLC0415
+  from jax2tf.tools.cli import _loading  # noqa: PLC0415
+
+  contents = form.inspect(path)
+  seconds = {}
+  if time:
+    seconds = form.seconds_by_op(path, verified.drawn(contents, _loading.sizes(sizes)))
+  times = {"seconds": seconds} if time else {}
+  answer = {"verdict": "read"} | contents.as_json() | times
+  return answer, _exported.text(contents, seconds), 0

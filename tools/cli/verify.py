@@ -1,4 +1,4 @@
-"""`jax2tf verify`: compares a SavedModel with its JAX function."""
+"""`jax2tf verify`: compares a SavedModel, or an exported file, with its JAX function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_sizes, v
 
 
 @verb
-@click.argument("path", metavar="DIR")
+@click.argument("path", metavar="PATH")
 @takes_function
 @click.option(
   "--report", metavar="FOLDER", help="The folder for the report as text, JSON and HTML."
@@ -47,15 +47,22 @@ def verify(
   hostile: bool,
   sizes: Sequence[str],
 ) -> Answer:
-  """Compares a SavedModel with the JAX function, in a process without JAX.
+  """Compares a SavedModel with the JAX function, in a process without JAX; or an ONNX or LiteRT
+  file, or a folder of TF.js, in its runtime.
 
   \b
   Example:
     jax2tf verify build/model model:predict --params weights.npz
+    jax2tf verify model.onnx model:predict --params weights.npz
   """
   from jax2tf.converters import verify  # noqa: PLC0415
-  from jax2tf.tools.cli import _loading  # noqa: PLC0415
+  from jax2tf.tools.cli import _exported, _loading  # noqa: PLC0415
 
+  form = _exported.format_of(path)
+  if form is not None:
+    options = {"samples": samples, "hostile": hostile, "report": report}
+    verified = _exported.verified(form, path, named, signatures, _loading.sizes(sizes), options)
+    return json.loads(verified.json()), verified.text(), int(not verified.ok)
   model = _loading.model(named, lambda: _inputs_of(path))
   verified = verify.verify(
     path,

@@ -3,6 +3,4 @@ registers its own; see `jax2tf.converters.export.expansion`."""
 
 from __future__ import annotations
 
-from . import bessel, diagonals, triangular, tridiagonal
-
-__all__ = ["bessel", "diagonals", "triangular", "tridiagonal"]
+from . import bessel, diagonals, triangular, tridiagonal  # noqa: F401

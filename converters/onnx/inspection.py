@@ -1,0 +1,279 @@
+"""The contents of an ONNX file, and the time and values of its nodes in ONNX Runtime."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..bundle import paths
+from ..export.contents import Contents, Node, spec
+from ..export.verified import verified
+from ..verify.plan import Comparison
+from ..verify.report import Report
+from . import releases
+from .model import RUNTIME, extra, quiet_options
+from .target import answers
+
+_RUNS = 5  # of which the times are the mean
+
+
+def inspect(path: str | os.PathLike[str]) -> Contents:
+  """The contents of an ONNX file, from any exporter.
+
+  Args:
+    path: the .onnx file; the files with its weights are beside it.
+
+  Returns:
+    its ops, their dtypes and weights, its inputs and outputs.
+
+  Raises:
+    FileNotFoundError: there is no file.
+    ImportError: onnx is missing.
+    ValueError: it is no ONNX file.
+
+  Examples:
+    >>> from jax2tf.converters import onnx
+    >>> options = {"inputs": {"x": "f32[b]"}, "outputs": ["y"], "samples": 1}
+    >>> made = onnx.save(lambda params, x: 2 * x, None, "inspected.onnx", **options)
+    >>> [(node.op, node.dtype) for node in onnx.inspect("inspected.onnx").nodes]
+    [('Mul', 'float32')]
+  """
+  file = Path(os.fspath(paths.of(path)))
+  model = _loaded(file)
+  weights = dict(_weights(model.graph))
+  dtypes = {value.name: _dtype(value) for value in _values(model)}
+  return Contents(
+    str(file),
+    f"ONNX, opset {max(each.version for each in model.opset_import)}",
+    sum(each.stat().st_size for each in (file, *_data_files(file))),
+    {"model": {"inputs": _specs(model, "input"), "outputs": _specs(model, "output")}},
+    list(_nodes(model.graph, dtypes, weights)),
+    weights,
+    notes=_notes(model),
+  )
+
+
+def _loaded(file: Path) -> Any:
+  onnx = extra("onnx")
+  try:
+    model = onnx.load_model(str(file))
+  except FileNotFoundError:
+    raise
+  except Exception as error:  # of protobuf
+    raise ValueError(f"{file} is no ONNX file: {error}") from error
+  if not model.opset_import:
+    raise ValueError(f"{file} is no ONNX file: it names no opset")
+  return model
+
+
+def _data_files(file: Path) -> set[Path]:
+  """Those beside the file that have its weights."""
+  model = extra("onnx").load_model(str(file), load_external_data=False)
+  return {
+    file.parent / entry.value
+    for tensor in model.graph.initializer
+    for entry in tensor.external_data
+    if entry.key == "location"
+  }
+
+
+def _weights(graph: Any) -> Iterator[tuple[str, np.ndarray]]:
+  onnx = extra("onnx")
+  for each in graph.initializer:
+    yield each.name, onnx.numpy_helper.to_array(each)
+  for node in graph.node:
+    for attribute in node.attribute:
+      if node.op_type == "Constant" and attribute.name == "value":
+        yield node.output[0], onnx.numpy_helper.to_array(attribute.t)
+      for inner in _graphs(attribute):
+        yield from _weights(inner)
+
+
+def _graphs(attribute: Any) -> list[Any]:
+  return [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+
+
+def _values(model: Any) -> Iterator[Any]:
+  """The inferred dtypes and shapes, also of loops and branches."""
+  try:
+    inferred = extra("onnx").shape_inference.infer_shapes(model)
+  except Exception:  # a model above 2 GiB
+    inferred = model
+
+  def of_graph(graph: Any) -> Iterator[Any]:
+    yield from (*graph.input, *graph.value_info, *graph.output)
+    for node in graph.node:
+      for attribute in node.attribute:
+        for inner in _graphs(attribute):
+          yield from of_graph(inner)
+
+  return of_graph(inferred.graph)
+
+
+def _dtype(value: Any) -> str:
+  kind = value.type.tensor_type.elem_type
+  return extra("onnx").helper.tensor_dtype_to_np_dtype(kind).name if kind else ""
+
+
+def _specs(model: Any, end: str) -> dict[str, str]:
+  constants = {each.name for each in model.graph.initializer}
+  return {
+    value.name: _spec(value)
+    for value in getattr(model.graph, end)
+    if end == "output" or value.name not in constants
+  }
+
+
+def _spec(value: Any) -> str:
+  tensor = value.type.tensor_type
+  shape = [
+    each.dim_value if each.HasField("dim_value") else each.dim_param or None
+    for each in tensor.shape.dim
+  ]
+  return spec(_dtype(value), shape if tensor.HasField("shape") else None)
+
+
+def _nodes(
+  graph: Any, dtypes: Mapping[str, str], weights: Mapping[str, np.ndarray]
+) -> Iterator[Node]:
+  for node in graph.node:
+    if node.op_type != "Constant":
+      constants = tuple(name for name in node.input if name in weights)
+      first = node.output[0] if node.output else ""
+      yield Node(node.name or first, node.op_type, dtypes.get(first, ""), constants)
+    for attribute in node.attribute:
+      for inner in _graphs(attribute):
+        yield from _nodes(inner, dtypes, weights)
+
+
+def _notes(model: Any) -> dict[str, str]:
+  metadata = {each.key: each.value for each in model.metadata_props}
+  notes = {"written by": f"{model.producer_name} {model.producer_version}".strip()}
+  if releases.OLDEST in metadata:
+    notes["oldest ONNX Runtime"] = metadata[releases.OLDEST]
+    notes["oldest ONNX Runtime for NaN and infinities"] = metadata[releases.OLDEST_FOR_NAN]
+  return {what: text for what, text in notes.items() if text}
+
+
+def seconds_by_op(
+  path: str | os.PathLike[str], inputs: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+  """{type of op: seconds in one call}, by ONNX Runtime's profiler, the slowest first. ONNX Runtime
+  merges nodes, so some types are its own.
+
+  Args:
+    path: the .onnx file.
+    inputs: {input: array}.
+  """
+  with tempfile.TemporaryDirectory(prefix="jax2tf-onnx-") as folder:
+    options = quiet_options()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(Path(folder, "profile"))
+    session = extra("onnxruntime").InferenceSession(
+      os.fspath(path), options, providers=["CPUExecutionProvider"]
+    )
+    for _ in range(_RUNS + 1):
+      session.run(None, dict(inputs))
+    events = json.loads(Path(session.end_profiling()).read_text())
+  times: dict[str, list[float]] = collections.defaultdict(list)
+  for event in events:
+    if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+      times[event["args"]["op_name"]].append(event["dur"] / 1e6)
+  means = {op: sum(each) / (_RUNS + 1) for op, each in times.items()}
+  return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def values_inside(
+  path: str | os.PathLike[str], inputs: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """{name of a node: its first result} of one call, in order of execution, and the outputs under
+  their names; without what loops and branches compute inside.
+
+  Args:
+    path: the .onnx file.
+    inputs: {input: array}.
+  """
+  onnx = extra("onnx")
+  model = _loaded(Path(os.fspath(path)))
+  named = {
+    node.output[0]: node.name or node.output[0]
+    for node in model.graph.node
+    if node.output and node.op_type != "Constant"
+  }
+  outputs = [value.name for value in model.graph.output]
+  model.graph.output.extend(
+    onnx.helper.make_empty_tensor_value_info(name) for name in named if name not in outputs
+  )
+  options = quiet_options()
+  level = extra("onnxruntime").GraphOptimizationLevel
+  options.graph_optimization_level = level.ORT_DISABLE_ALL  # which merges nodes
+  with tempfile.TemporaryDirectory(prefix="jax2tf-onnx-") as folder:
+    file = str(Path(folder, "model.onnx"))
+    onnx.save_model(model, file, save_as_external_data=True)
+    session = extra("onnxruntime").InferenceSession(
+      file, options, providers=["CPUExecutionProvider"]
+    )
+    results = session.run([*named, *outputs], dict(inputs))
+  return dict(zip([*named.values(), *outputs], results, strict=True))
+
+
+def verify(
+  path: str | os.PathLike[str],
+  reference: Any,
+  *,
+  params: Any = None,
+  sizes: Mapping[str, int | Sequence[int]] | None = None,
+  samples: int = 3,
+  rtol: float | None = None,
+  atol: float | None = None,
+  inputs: Mapping[str, Any] | None = None,
+  constraints: Sequence[str] = (),
+  hostile: bool = False,
+) -> Report:
+  """Compares an ONNX file, from any exporter, with a JAX function, in ONNX Runtime on CPU.
+
+  Args:
+    path: the .onnx file.
+    reference: the JAX function `fun(params, *inputs)`, of the inputs of the file in its order.
+    params: the parameters. Without them the reference is `fun(*inputs)`.
+    constraints: conditions on the sizes.
+    sizes, samples, rtol, atol, inputs, hostile: as in `jax2tf.converters.verify.verify`.
+
+  Returns:
+    the report, even if outputs differ.
+
+  Raises:
+    FileNotFoundError, ImportError, ValueError: as `inspect`.
+    ValueError: the function does not take these inputs, or has other results; sizes break a
+      constraint.
+
+  Examples:
+    >>> from jax2tf.converters import onnx
+    >>> options = {"inputs": {"x": "f32[b]"}, "outputs": ["y"], "samples": 1}
+    >>> made = onnx.save(lambda params, x: 2 * x, None, "verified.onnx", **options)
+    >>> onnx.verify("verified.onnx", lambda x: x + x, samples=1).ok
+    True
+  """
+  contents = inspect(path)
+  session = extra("onnxruntime").InferenceSession(
+    contents.path, quiet_options(), providers=["CPUExecutionProvider"]
+  )
+  return verified(
+    contents,
+    functools.partial(answers, session),
+    reference,
+    params,
+    Comparison(sizes, samples, inputs, rtol, atol),
+    runtime=RUNTIME,
+    versions={"onnxruntime": extra("onnxruntime").__version__},
+    constraints=constraints,
+    hostile=hostile,
+  )
