@@ -17,6 +17,7 @@ from ..bundle import manifest, paths, publish
 from ..saved_model.builder import Model
 from ..verify import plan
 from ..verify.report import Report
+from .ends import UnpairedOpsError
 from .source import Runner, Source
 
 
@@ -163,9 +164,16 @@ def _exported(target: Target[Any], source: Source, final: Path) -> Exported:
   return completed(
     target,
     final,
-    lambda place: target.write(source, place, final.name),
+    lambda place: _written(target, source, place, final.name),
     lambda written: target.compare(source, written),
   )
+
+
+def _written(target: Target[W], source: Source, place: Path, name: str) -> W:
+  try:
+    return target.write(source, place, name)
+  except UnpairedOpsError as error:
+    raise source.refuse(target.name, target.runtime, error.ops) from error
 
 
 def exported_function(

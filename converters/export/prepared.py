@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from . import replay
+from .ends import entering, leaving, outer_spec
 from .replay import Replacement
 
 # (replacements, the dtypes that hold others), one after the other; see `replay.frozen`.
@@ -19,7 +20,7 @@ def prepared(
   concrete: Any, passes: Passes, finish: Callable[[tf.Tensor], tf.Tensor] = lambda x: x
 ) -> Any:
   """The same function as a ConcreteFunction without variables or calls: its arguments, their names,
-  and the structure of its results.
+  and the structure of its results. Complex ones c64[b] are f32[b,2].
 
   Args:
     concrete: a ConcreteFunction.
@@ -49,14 +50,15 @@ def _replayed(
 
   def function(*args: Any, **kwargs: Any) -> Any:
     tensors = [x for x in tf.nest.flatten((args, kwargs)) if isinstance(x, tf.Tensor)]
-    results, _ = replay.replayed(concrete, tensors, replacements, held, {})
-    finished = iter(finish(result) for result in results)
+    values = map(entering, tensors, replay.own_inputs(concrete))
+    results, _ = replay.replayed(concrete, [*values], replacements, held, {})
+    finished = iter(finish(leaving(result)) for result in results)
     return tf.nest.map_structure(lambda x: None if x is None else next(finished), structure)
 
   return tf.function(function, autograph=False).get_concrete_function(*args, **kwargs)
 
 
 def _named(spec: Any, names: Any) -> Any:
-  return (
-    tf.TensorSpec(spec.shape, spec.dtype, next(names)) if isinstance(spec, tf.TensorSpec) else spec
-  )
+  if not isinstance(spec, tf.TensorSpec):
+    return spec
+  return outer_spec(tf.TensorSpec(spec.shape, spec.dtype, next(names)))

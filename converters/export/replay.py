@@ -18,7 +18,21 @@ from jax2tf import _tf_compat
 from ..bundle import graphs
 from ..saved_model.arguments import input_specs
 from . import expanded  # noqa: F401  (which registers the expansions)
-from .expansion import Call, is_expanded
+from .ends import UnpairedOpsError, entering, leaving, outer_spec
+from .expansion import EXPANSIONS, Call, is_expanded
+from .pair import (
+  PAIRS,
+  Pair,
+  are_pairs,
+  condition,
+  constant,
+  flat,
+  is_of_pairs,
+  paired,
+  rule_of,
+  unflat,
+  zeros_of,
+)
 
 # (the op to replace, for its attributes; its operands in the new graph) -> its results.
 Replacement: TypeAlias = Callable[..., Sequence[Any]]
@@ -41,7 +55,8 @@ def frozen(
   held: Mapping[tf.DType, tf.DType] | None = None,
   state: Mapping[str, tf.Variable] | None = None,
 ) -> Any:
-  """The same function as a tf.types.experimental.ConcreteFunction without variables or calls.
+  """The same function as a tf.types.experimental.ConcreteFunction without variables or calls, and
+  without complex numbers: an input or output c64[b] is f32[b,2].
 
   Args:
     signature: a ConcreteFunction of a signature: named tensors in, a dict of named tensors out.
@@ -53,6 +68,7 @@ def frozen(
 
   Raises:
     ValueError: it writes a variable outside of `state`, or in a loop or a branch.
+    UnpairedOpsError: ops of complex numbers have no form in pairs.
   """
   held, state = held or {}, state or {}
   specs = input_specs(signature)
@@ -60,17 +76,16 @@ def frozen(
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     before = {id(variable): tensors[name] for name, variable in state.items()}
-    results, after = replayed(
-      signature, [tensors[name] for name in specs], replacements, held, before
-    )
+    arguments = [entering(tensors[name], spec) for name, spec in specs.items()]
+    results, after = replayed(signature, arguments, replacements, held, before)
     named = {
-      name: tf.identity(result, op_name(name))
+      name: tf.identity(leaving(result), op_name(name))
       for name, result in zip(outputs, results, strict=True)
     }
     return named | {name: tf.identity(after[id(variable)]) for name, variable in state.items()}
 
   ordered = {
-    name: tf.TensorSpec(spec.shape, held.get(spec.dtype, spec.dtype), name)
+    name: outer_spec(tf.TensorSpec(spec.shape, held.get(spec.dtype, spec.dtype), name))
     for name, spec in specs.items()
   }
   ordered |= {
@@ -87,7 +102,7 @@ def own_inputs(concrete: Any) -> list[tf.Tensor]:
 
 def replayed(
   concrete: Any,
-  tensors: Sequence[tf.Tensor],
+  tensors: Sequence[Any],
   replacements: Mapping[str, Replacement],
   held: Mapping[tf.DType, tf.DType],
   state: Mapping[int, tf.Tensor],
@@ -99,13 +114,19 @@ def replayed(
     state: {id of a variable that it may write: its value before}.
 
   Returns:
-    its flat results, and the state after it.
+    its flat results, of which complex ones are Pairs, and the state after it.
+
+  Raises:
+    ValueError, UnpairedOpsError: as `frozen`.
   """
   definition = concrete.graph.as_graph_def()
   if written := [op for op in graphs.writers(definition) if not (state and op == _ASSIGN)]:
     raise ValueError(f"it writes variables ({', '.join(written)}), which would be dropped silently")
-  replay = _Replay(definition.library, replacements, held, dict(state))
-  return replay.results(concrete, tensors), replay.state
+  replay = _Replay(definition.library, replacements, held, dict(state), {})
+  results = replay.results(concrete, tensors)
+  if replay.lacking:
+    raise UnpairedOpsError(replay.lacking)
+  return results, replay.state
 
 
 def op_name(name: str) -> str:
@@ -141,8 +162,12 @@ def _set_padded_sizes(result: tf.Tensor, x: tf.Tensor, paddings: tf.Tensor) -> N
   result.set_shape(sizes)
 
 
-def with_shape(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+def with_shape(x: Any, shape: tf.TensorShape) -> Any:
   """`x` with this static shape."""
+  if isinstance(x, Pair):
+    return x.map(lambda part: with_shape(part, shape))
+  if x.shape == shape:  # a constant stays one
+    return x
   y = tf.identity(x)
   y.set_shape(shape)
   return y
@@ -153,6 +178,7 @@ class _Replay:
 
   Attributes:
     state: {id of a writable variable: its current value}.
+    lacking: {type of an op without a form in pairs: why}.
   """
 
   def __init__(
@@ -161,17 +187,19 @@ class _Replay:
     replacements: Mapping[str, Replacement],
     held: Mapping[tf.DType, tf.DType],
     state: dict[int, tf.Tensor],
+    lacking: dict[str, str],
   ):
     self._library = {function.signature.name: function for function in library.function}
     self._home = tf.Graph()  # in which functions of the library find each other
     with self._home.as_default():
       tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
-    self._replacements, self._held, self.state = replacements, held, state
+    self._replacements, self._held = replacements, held
+    self.state, self.lacking = state, lacking
     self._graphs: dict[str, Any] = {}
-    self._constants: dict[int, tf.Tensor] = {}
+    self._constants: dict[int, Any] = {}
     self._expansions: dict[str, tuple[Any, _Replay]] = {}
 
-  def results(self, concrete: Any, tensors: Sequence[tf.Tensor]) -> list[Any]:
+  def results(self, concrete: Any, tensors: Sequence[Any]) -> list[Any]:
     """The flat results of the ConcreteFunction whose library it has, with `tensors` in place of its
     inputs."""
     variables = {id(v.handle): v for v in concrete.graph.variables}
@@ -197,7 +225,7 @@ class _Replay:
       if op in needed and not all(y.ref() in values for y in op.outputs):
         operands = [values[x.ref()] for x in op.inputs]
         results = self._op(op, operands)
-        if op.type in _PADS:
+        if op.type in _PADS and not isinstance(results[0], Pair):
           _set_padded_sizes(results[0], *operands[:2])
         values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))
       elif op in writes:
@@ -205,11 +233,14 @@ class _Replay:
     return lambda tensor: values[tensor.ref()]
 
   def _op(self, op: tf.Operation, operands: list[Any]) -> Sequence[Any]:
-    if op.type in self._replacements:
+    of_pairs = is_of_pairs(op, operands)
+    if op.type in self._replacements and not of_pairs:
       return self._replaced(op, operands)
     if op.type in _SAME:
       return operands
     if op.type == "ReadVariableOp":
+      if of_pairs and op.type in self._replacements:
+        return [paired(*self._replaced(op, operands))]
       return [self._value(operands[0])]
     # the function without its checks, which TF.js and LiteRT cannot run
     if op.type == "EnsureShape":
@@ -223,9 +254,9 @@ class _Replay:
       return self._branches(op, operands)
     if op.type in _LOOPS:
       return self._loop(op, operands)
-    if is_expanded(op, operands):
+    if is_expanded(op, operands) and not (of_pairs and op.type in PAIRS):
       return self._expanded(op, operands)
-    return again(op, operands)
+    return self._of_pairs(op, operands) if of_pairs else again(op, operands)
 
   def _replaced(self, op: tf.Operation, operands: list[Any]) -> Sequence[Any]:
     try:
@@ -238,19 +269,47 @@ class _Replay:
         "TensorFlow code"
       ) from error
 
-  def _expanded(self, op: tf.Operation, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    call = Call(op, operands)
-    if call.key not in self._expansions:
-      concrete = call.traced()
-      library = concrete.graph.as_graph_def().library
-      self._expansions[call.key] = (concrete, _Replay(library, self._replacements, self._held, {}))
-    concrete, replay = self._expansions[call.key]
-    with tf.name_scope(op.name.replace("/", ".")):
-      results = replay.results(concrete, call.tensors)
+  def _expanded(self, op: tf.Operation, operands: Sequence[Any]) -> list[Any]:
+    results = self._called(Call(op, operands, EXPANSIONS[op.type]))
     return [
       with_shape(result, result.shape.merge_with(y.shape))
       for result, y in zip(results, op.outputs, strict=True)
     ]
+
+  def _of_pairs(self, op: tf.Operation, operands: Sequence[Any]) -> list[Any]:
+    """The results of an op of complex numbers, by its rule."""
+    pairs = [isinstance(x, Pair) for x in operands]
+
+    def of_parts(op: tf.Operation, *parts: tf.Tensor) -> list[tf.Tensor]:
+      return flat(rule_of(op)(op, *unflat(parts, pairs)))
+
+    call = Call(op, flat(operands), of_parts)
+    try:
+      concrete, _ = self._traced(call)
+      results = unflat(call.folded(concrete) or self._called(call), are_pairs(op))
+    except NotImplementedError as error:
+      self.lacking.setdefault(op.type, str(error))
+      results = zeros_of(op)
+    # a list, whose shape is of no use, may be a tensor in the target
+    return [
+      result if y.dtype == tf.variant else with_shape(result, result.shape.merge_with(y.shape))
+      for result, y in zip(results, op.outputs, strict=True)
+    ]
+
+  def _called(self, call: Call) -> list[Any]:
+    """The results of the call, in whose place its ops are replayed."""
+    concrete, replay = self._traced(call)
+    with tf.name_scope(call.op.name.replace("/", ".")):
+      return replay.results(concrete, call.tensors)
+
+  def _traced(self, call: Call) -> tuple[Any, _Replay]:
+    """The ConcreteFunction of the call, and what replays it."""
+    if call.key not in self._expansions:
+      concrete = call.traced()
+      library = concrete.graph.as_graph_def().library
+      replay = _Replay(library, self._replacements, self._held, {}, self.lacking)
+      self._expansions[call.key] = concrete, replay
+    return self._expansions[call.key]
 
   def _write(self, variable: Any, value: tf.Tensor) -> None:
     if id(variable) not in self.state or graph() is not outermost():
@@ -259,7 +318,7 @@ class _Replay:
       )
     self.state[id(variable)] = value
 
-  def _value(self, variable: Any) -> tf.Tensor:
+  def _value(self, variable: Any) -> Any:
     """The value of a variable: a constant in the outermost graph, which bodies of loops and
     branches capture."""
     if id(variable) in self.state:
@@ -272,7 +331,7 @@ class _Replay:
           self._held.get(variable.dtype, variable.dtype).as_numpy_dtype, copy=False
         )
       with outermost().as_default(), tf.control_dependencies(None):
-        self._constants[id(variable)] = tf.constant(value, name=variable.name.split(":")[0])
+        self._constants[id(variable)] = constant(value, variable.name.split(":")[0])
     return self._constants[id(variable)]
 
   def constant(self, captured: Any) -> Any:
@@ -282,7 +341,8 @@ class _Replay:
       return captured
     with tf.init_scope():
       value = captured.numpy()
-    return tf.constant(value, self._held.get(captured.dtype, captured.dtype))
+    held = self._held.get(captured.dtype, captured.dtype).as_numpy_dtype
+    return constant(value.astype(held, copy=False))
 
   def _function(self, attribute: Any) -> Callable[[Sequence[Any]], list[Any]]:
     """A function that replays a function of the library."""
@@ -308,7 +368,7 @@ class _Replay:
         self._function(op.get_attr("then_branch")),
       ]
       predicate = first if first.dtype == tf.bool else tf.cast(first, tf.bool)
-      return _condition(predicate, lambda: branches[1](rest), lambda: branches[0](rest))
+      return condition(predicate, lambda: branches[1](rest), lambda: branches[0](rest))
     branches = [self._function(name) for name in op.get_attr("branches")]
     if (known := tf.get_static_value(first)) is not None:
       return branches[known if 0 <= known < len(branches) else -1](rest)
@@ -316,7 +376,7 @@ class _Replay:
     def nested(k: int) -> list[Any]:
       if k == len(branches) - 1:
         return branches[k](rest)
-      return _condition(tf.equal(first, k), lambda: branches[k](rest), lambda: nested(k + 1))
+      return condition(tf.equal(first, k), lambda: branches[k](rest), lambda: nested(k + 1))
 
     # A negative index equals no index tested before, so it takes the last branch too.
     return nested(0)
@@ -326,24 +386,29 @@ class _Replay:
     carry them."""
     predicate, body = self._function(op.get_attr("cond")), self._function(op.get_attr("body"))
     carried = [
-      i for i, x in enumerate(operands) if isinstance(x, tf.Tensor) and x.dtype != tf.resource
+      i
+      for i, x in enumerate(operands)
+      if isinstance(x, tf.Tensor | Pair) and x.dtype != tf.resource
     ]
+    pairs = [isinstance(operands[i], Pair) for i in carried]
 
     def whole(carry: Sequence[tf.Tensor]) -> list[Any]:
       full = list(operands)
-      for i, x in zip(carried, carry, strict=True):
+      for i, x in zip(carried, unflat(carry, pairs), strict=True):
         full[i] = x
       return full
 
     def turn(*carry: tf.Tensor) -> tuple[tf.Tensor, ...]:
       results = body(whole(carry))
-      return tuple(results[i] for i in carried)
+      return tuple(flat(results[i] for i in carried))
 
     results = tf.while_loop(
       lambda *carry: predicate(whole(carry))[0],
       turn,
-      tuple(operands[i] for i in carried),
-      shape_invariants=tuple(_invariant(op.outputs[i], operands[i]) for i in carried),
+      tuple(flat(operands[i] for i in carried)),
+      shape_invariants=tuple(
+        _invariant(op.outputs[i], part) for i in carried for part in flat([operands[i]])
+      ),
       parallel_iterations=op.get_attr("parallel_iterations"),
     )
     return whole(results)
@@ -358,12 +423,6 @@ def _needed(tensors: Sequence[tf.Tensor]) -> set[tf.Operation]:
       needed.add(op)
       waiting.extend(x.op for x in op.inputs)
   return needed
-
-
-def _condition(
-  predicate: tf.Tensor, true: Callable[[], list[Any]], false: Callable[[], list[Any]]
-) -> list[Any]:
-  return list(tf.cond(predicate, lambda: tuple(true()), lambda: tuple(false())))
 
 
 def graph() -> Any:

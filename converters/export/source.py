@@ -221,6 +221,12 @@ class Source:
           ),
         )
 
+  def refuse(self, target: str, runtime: str, ops: Mapping[str, str]) -> ExportError:
+    """The error for ops {type: why}, of the first signature with such an op."""
+    signatures = list(self.signatures.values())
+    asking = [one for one in signatures if any(use.op in ops for use in one.uses)]
+    return (asking or signatures)[0].refuse(target, runtime, ops)
+
   @cached_property
   def _asked(self) -> dict[Any, tuple[list[plan.Run], list[compare.Expected]]]:
     """{key of the comparison: (runs, answers of the reference)}, shared by several runtimes or

@@ -103,7 +103,7 @@ def save_model(
   atol: float | None = None,
 ) -> Exported:
   """Exports a signature. The file keeps the names of inputs and outputs; symbolic dimensions become
-  `dim_param`.
+  `dim_param`. A complex input or output c64[b] is f32[b,2] in the file.
 
   Args:
     model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
@@ -165,10 +165,10 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
 
   Args:
     path: the .onnx file.
-    inputs: {input: array}.
+    inputs: {input: array}. A complex one may be its parts, f32[b,2] for c64[b].
 
   Returns:
-    {output: array}.
+    {output: array}. Outputs that are bfloat16 or complex in JAX are so here.
 
   Raises:
     FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that

@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,8 @@ from .. import extras
 from ..bundle import graphs
 from ..bundle.notation import Spec
 from ..export import replay
+from ..export.ends import complex_names
+from ..export.pair import REAL, Pair
 from ..export.source import ExportError, Signature
 from ..saved_model.arguments import input_specs
 from . import bfloat16, fused, handlers, order, rows
@@ -29,10 +31,9 @@ from .sorting import Sorting
 
 OPSET = 18  # the newest opset of tf2onnx 1.17
 RUNTIME = "ONNX Runtime"
-_DTYPES = {
-  tf.dtypes.as_dtype(name).as_datatype_enum: name
-  for name in ("bfloat16", "complex64", "complex128")
-}
+# key in the model's metadata: the inputs and outputs, separated by spaces, whose f32[...,2] stands
+# for c64[...]
+COMPLEX = "jax2tf.complex"
 _MERGING = "MergeDuplicatedNodesOptimizer"
 _PASSES = (
   "TransposeOptimizer",
@@ -125,25 +126,55 @@ class _Weights:
 
   def __init__(self, taken: Sequence[str]):
     self._taken = set(taken)
-    self._tensors: dict[int, tf.Tensor] = {}
+    self._tensors: dict[int, Any] = {}
     self.names: dict[str, str] = {}  # name of the tensor in TensorFlow -> name in ONNX
     self.variables: dict[str, Any] = {}
 
-  def read(self, op: Any, variable: Any) -> list[tf.Tensor]:
+  def read(self, op: Any, variable: Any) -> list[Any]:
     """Reads a variable as a placeholder of the outermost graph, which bodies of loops and branches
-    capture."""
+    capture; a complex one as two."""
     del op
     if id(variable) not in self._tensors:
-      name = stem = variable.name.split(":")[0]
-      while name in self._taken:
-        name = f"{stem}_{len(self._taken)}"
-      self._taken.add(name)
-      with replay.outermost().as_default(), tf.control_dependencies(None):
-        dtype = bfloat16.HELD.get(variable.dtype, variable.dtype)
-        tensor = tf.compat.v1.placeholder(dtype, variable.shape, name)
-      self._tensors[id(variable)] = tensor
-      self.names[tensor.name], self.variables[name] = name, variable
+      self._tensors[id(variable)] = (
+        Pair(self._placeholder(_Part(variable, "real")), self._placeholder(_Part(variable, "imag")))
+        if variable.dtype in REAL
+        else self._placeholder(variable)
+      )
     return [self._tensors[id(variable)]]
+
+  def _placeholder(self, variable: Any) -> tf.Tensor:
+    name = stem = variable.name.split(":")[0]
+    while name in self._taken:
+      name = f"{stem}_{len(self._taken)}"
+    self._taken.add(name)
+    with replay.outermost().as_default(), tf.control_dependencies(None):
+      dtype = bfloat16.HELD.get(variable.dtype, variable.dtype)
+      tensor = tf.compat.v1.placeholder(dtype, variable.shape, name)
+    self.names[tensor.name], self.variables[name] = name, variable
+    return tensor
+
+
+@dataclass(frozen=True)
+class _Part:
+  """The real or the imaginary part of a complex variable, as a variable."""
+
+  whole: Any
+  part: Literal["real", "imag"]
+
+  @property
+  def name(self) -> str:
+    return f"{self.whole.name.split(':')[0]}.{self.part}"
+
+  @property
+  def dtype(self) -> tf.DType:
+    return REAL[self.whole.dtype]
+
+  @property
+  def shape(self) -> tf.TensorShape:
+    return self.whole.shape
+
+  def numpy(self) -> np.ndarray:
+    return getattr(self.whole.numpy(), self.part)
 
 
 def _own_names(definition: Any) -> Any:
@@ -172,11 +203,8 @@ def _refuse_dtypes(signature: Signature, definition: Any) -> None:
   refused: dict[str, str] = {}
   for node in graphs.nodes(definition):
     for value in node.attr.values():
-      for dtype in (value.type, *value.list.type):
-        if dtype in _DTYPES:
-          refused[node.op] = (
-            f"ONNX Runtime on a CPU computes nothing in {_DTYPES[dtype]}; convert to float32"
-          )
+      if tf.bfloat16.as_datatype_enum in (value.type, *value.list.type):
+        refused[node.op] = f"{RUNTIME} on a CPU computes nothing in bfloat16; convert to float32"
   # ops that only move elements; other ops name the cause better
   for op in ("Placeholder", "Const", "Identity", "Cast"):
     if len(refused) > 1:
@@ -355,6 +383,8 @@ def _set_signature(
   specs_out = {name: Spec.parse(text) for name, text in record.outputs.items()}
   if narrow := [name for name, spec in specs_out.items() if spec.dtype == tf.bfloat16]:
     proto.metadata_props.add(key=bfloat16.OUTPUTS, value=" ".join(narrow))
+  if pairs := complex_names(record):
+    proto.metadata_props.add(key=COMPLEX, value=" ".join(pairs))
   inputs = [
     _value_info(name, arguments[name], Spec.parse(text)) for name, text in record.inputs.items()
   ]

@@ -14,12 +14,22 @@ import numpy as np
 from jax2tf.messages import ArgumentError
 
 from ..bundle import calls, paths, publish
+from ..export.ends import in_parts, of_parts
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
 from ..verify.report import Report
 from . import bfloat16, releases
-from .model import OPSET, RUNTIME, Translated, extra, lacking_kernels, quiet_options, translated
+from .model import (
+  COMPLEX,
+  OPSET,
+  RUNTIME,
+  Translated,
+  extra,
+  lacking_kernels,
+  quiet_options,
+  translated,
+)
 
 TARGET = "onnx"
 # A protocol buffer holds at most 2 GiB; the rest is for everything but parameters.
@@ -176,15 +186,19 @@ def _opened(model: Translated, file: Path, signature: Signature) -> Any:
 def answers(session: Any, runs: Sequence[plan.Run]) -> list[calls.Answer]:
   """See `export.source.Runner`."""
   names = [output.name for output in session.get_outputs()]
-  narrow = session.get_modelmeta().custom_metadata_map.get(bfloat16.OUTPUTS, "").split()
+  noted = session.get_modelmeta().custom_metadata_map
+  narrow, pairs = noted.get(bfloat16.OUTPUTS, "").split(), noted.get(COMPLEX, "").split()
 
   def prepared(run: plan.Run) -> Callable[[], dict[str, Any]]:
-    inputs = {name: bfloat16.as_held(np.asarray(x)) for name, x in run.inputs.items()}
+    inputs = {name: bfloat16.as_held(in_parts(np.asarray(x))) for name, x in run.inputs.items()}
     return lambda: dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
 
   answered = [calls.answered(functools.partial(prepared, run), run.timed) for run in runs]
   for answer in answered:
     answer["outputs"] |= {
       name: bfloat16.from_held(y) for name, y in answer["outputs"].items() if name in narrow
+    }
+    answer["outputs"] |= {
+      name: of_parts(y) for name, y in answer["outputs"].items() if name in pairs
     }
   return answered

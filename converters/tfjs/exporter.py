@@ -3,10 +3,11 @@ JAX's.
 
 The model is a folder for `tf.loadGraphModel("model.json")`: model.json, and the weights in
 group1-shard1of3.bin ... TF.js has only float32, int32 and bool. Inputs and outputs of other dtypes
-are float32 for floats, int32 of the same value for narrow integers, and int32 of the same bits for
-uint32. Loops and branches need `model.executeAsync`: `model.metadata.asynchronous` says whether
-there are any. `model.metadata.backends` lists the backends that can run the model, `compared` those
-in which it was compared, and `constraints` the conditions on its sizes.
+are float32 for floats, int32 of the same value for narrow integers, int32 of the same bits for
+uint32, and float32[b,2] for complex64[b]. Loops and branches need `model.executeAsync`:
+`model.metadata.asynchronous` says whether there are any. `model.metadata.backends` lists the
+backends that can run the model, `compared` those in which it was compared, and `constraints` the
+conditions on its sizes.
 """
 
 from __future__ import annotations
@@ -179,11 +180,11 @@ def run(
 
   Args:
     path: the folder of the model.
-    inputs: {input: array}.
+    inputs: {input: array}. A complex one may be its parts, f32[b,2] for c64[b].
     backend: "wasm" or "cpu".
 
   Returns:
-    {output: array}.
+    {output: array}. Outputs that are complex in JAX are so here.
 
   Raises:
     FileNotFoundError: the folder has no model.json.

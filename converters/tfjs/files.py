@@ -19,6 +19,7 @@ from google.protobuf import json_format
 from jax2tf import _tf_compat
 
 from ..bundle import graphs
+from ..export.pair import REAL
 from ..saved_model.arguments import input_specs
 from . import rule
 from .names import CONTROL, SUPPORTED
@@ -221,5 +222,6 @@ def _weight(name: str, value: np.ndarray, quantization: str | None) -> tuple[dic
 
 
 def is_held(dtype: tf.DType) -> bool:
-  """Whether TF.js can hold all values of a dtype."""
+  """Whether TF.js can hold all values of a dtype, or of the parts of a complex one."""
+  dtype = REAL.get(dtype, dtype)
   return dtype.size <= 4 and rule.held(dtype) in _NAMES

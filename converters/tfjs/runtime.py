@@ -18,6 +18,7 @@ import numpy as np
 from ..bundle import children, durable
 from ..bundle.calls import Answer
 from ..bundle.notation import Spec
+from ..export.ends import in_parts, of_parts
 from ..verify import plan
 from . import rule
 
@@ -138,7 +139,8 @@ def _request(outputs: Sequence[str], runs: Sequence[plan.Run]) -> Iterator[bytes
 
 def as_held(array: np.ndarray) -> np.ndarray:
   """The array in the dtype that the model takes: float32, int32 or bool. uint32 becomes the int32
-  of the same bits."""
+  of the same bits, complex64[b] float32[b,2]."""
+  array = in_parts(array)
   return array.astype(rule.held_by_numpy(array.dtype))
 
 
@@ -152,4 +154,6 @@ def _array(data: bytes, spec: Mapping[str, Any]) -> np.ndarray:
 def _of_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
   """The array in the signature's dtype, if TF.js holds that dtype so. Otherwise unchanged, and the
   comparison reports it."""
+  if dtype.kind == "c":
+    return of_parts(array)
   return array.astype(dtype) if array.dtype == rule.held_by_numpy(dtype) else array

@@ -253,11 +253,11 @@ def run(
 
   Args:
     path: the .tflite file.
-    inputs: {input: array}.
+    inputs: {input: array}. A complex one c64[b] is f32[b,2] in the file, and may be so here.
     signature: the name of the signature.
 
   Returns:
-    {output: array}.
+    {output: array}. Outputs that are complex in JAX are so here.
 
   Raises:
     FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that

@@ -7,31 +7,19 @@ device to compute in float16. Here only weights are rounded.
 
 from __future__ import annotations
 
-from typing import Any
-
-import flatbuffers
 import numpy as np
 
-from . import runtime
+from . import flatbuffer
 
 # Elements of a constant. Smaller ones stay float32, as in the converter's "dynamic_int8".
 _LEAST_SIZE = 1024
 _DEQUANTIZE_FLOAT16 = 3  # the version of the op
 
 
-class _Builder(flatbuffers.Builder):  # type: ignore[misc]
-  """Aligns vectors of bytes, the weights, to 16 bytes, as LiteRT's schema requires. Its Python code
-  does not."""
-
-  def StartVector(self, size: int, count: int, alignment: int) -> Any:  # noqa: N802
-    return super().StartVector(size, count, 16 if size == 1 else alignment)
-
-
 def half_precision(model: bytes) -> bytes:
   """The .tflite model with all large float32 constants in float16, except those outside its
   range."""
-  tools = runtime.extra("ai_edge_litert.tools.flatbuffer_utils")
-  model_object = tools.read_model_from_bytearray(bytearray(model))
+  tools, model_object = flatbuffer.tools(), flatbuffer.unpacked(model)
   # {buffer of float32: that of float16, or None if it does not fit}
   halves: dict[int, int | None] = {}
   for graph in model_object.subgraphs:
@@ -72,9 +60,7 @@ def half_precision(model: bytes) -> bytes:
   for source, buffer in halves.items():
     if buffer is not None and source not in used:
       model_object.buffers[source].data = None
-  builder = _Builder(len(model))
-  builder.Finish(model_object.Pack(builder), file_identifier=b"TFL3")
-  return bytes(builder.Output())
+  return flatbuffer.packed(model_object, len(model))
 
 
 def _rounded(weights: np.ndarray) -> np.ndarray | None:

@@ -23,8 +23,10 @@ from ..bundle import children, graphs
 from ..bundle.calls import Answer, failed
 from ..bundle.manifest import SignatureRecord
 from ..bundle.notation import Spec
+from ..export.ends import in_parts, of_parts
 from ..export.source import ExportError
 from ..verify import plan
+from . import flatbuffer
 
 TARGET, RUNTIME = "tflite", "LiteRT"
 # Matches the ops without a kernel, and the types of their operands, in the last lines of the
@@ -113,7 +115,7 @@ def answers(
   requests = [
     {
       "signature": run.subject.name,
-      "inputs": dict(run.inputs),
+      "inputs": {name: in_parts(np.asarray(x)) for name, x in run.inputs.items()},
       "timed": run.timed,
       "anew": bool(run.subject.paths) and not run.continues,
       "floats": _floats(run.subject.record) if dequantized else None,
@@ -125,11 +127,22 @@ def answers(
   if ended.late:
     return [failed(f"{RUNTIME} did not answer within {children.PATIENCE} s")] * len(runs)
   if ended.response is not None:
-    return list(ended.response)
+    pairs = flatbuffer.complex_names(model)
+    return [
+      _whole(answer, pairs.get(run.subject.name, ()))
+      for run, answer in zip(runs, ended.response, strict=True)
+    ]
   last = runs[min(ended.runs, len(runs) - 1)]
   where = f"run {ended.runs} of signature {last.subject.name!r}"
   problem = f"{RUNTIME} ended its process with {ended.code} in {where}: {ended.reason}"
   return [failed(problem)] * len(runs)
+
+
+def _whole(answer: Answer, names: Sequence[str]) -> Answer:
+  """The answer with complex outputs of these names in place of their parts."""
+  outputs = {name: of_parts(y) for name, y in answer["outputs"].items() if name in names}
+  answer["outputs"] |= outputs
+  return answer
 
 
 def _floats(record: SignatureRecord) -> list[str]:

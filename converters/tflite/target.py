@@ -15,10 +15,11 @@ from jax2tf.messages import Argument, ArgumentError, Text
 
 from ..bundle import publish
 from ..export import replay
+from ..export.ends import complex_names
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Source
 from ..verify.report import Report
-from . import quantized, runtime, state
+from . import flatbuffer, quantized, runtime, state
 from .quantized import Quantization
 from .replacements import FUSED, TABLE
 from .runtime import RUNTIME, TARGET
@@ -70,6 +71,8 @@ class TFLite(Target[File]):
     runs_in = Text(f"{RUNTIME} with ", Argument("quantization", scheme)) if scheme else RUNTIME
     source.refuse_writers(TARGET, runs_in, has_state=not scheme)
     _refuse_empty(source)
+    if scheme:
+      _refuse_complex(source, runs_in)
 
   def write(self, source: Source, place: Path, name: str) -> File:
     del name  # the file has no name inside
@@ -78,7 +81,8 @@ class TFLite(Target[File]):
       contents = from_float(_converted(source, Quantization()))
     else:
       contents = _converted(source, quantization)
-    place.write_bytes(contents)
+    names = {name: complex_names(one.record) for name, one in source.signatures.items()}
+    place.write_bytes(flatbuffer.with_complex(contents, names))
     return File(place, quantization=quantization)
 
   def compare(self, source: Source, written: File) -> Report:
@@ -100,8 +104,9 @@ def versions() -> dict[str, str]:
 
 def _converted(source: Source, quantization: Quantization) -> bytes:
   """The converted model. Keeps erf where the converter can fuse it into GELU."""
+  refuse = functools.partial(source.refuse, TARGET, RUNTIME)
   if remembered := state.of(source):
-    return state.converted(source, remembered, TABLE, functools.partial(_refuse, source))
+    return state.converted(source, remembered, TABLE, refuse)
   functions = None
   if any(
     op in FUSED
@@ -112,14 +117,12 @@ def _converted(source: Source, quantization: Quantization) -> bytes:
       source, {op: replacement for op, replacement in TABLE.items() if op not in FUSED}
     )
     with contextlib.suppress(ExportError):
-      contents = runtime.converted(
-        fused, Quantization().configure, functools.partial(_refuse, source)
-      )
+      contents = runtime.converted(fused, Quantization().configure, refuse)
       if quantization.scheme is None:
         return contents
       functions = fused
   functions = functions or _frozen(source, TABLE)
-  return runtime.converted(functions, quantization.configure, functools.partial(_refuse, source))
+  return runtime.converted(functions, quantization.configure, refuse)
 
 
 def _frozen(source: Source, table: Mapping[str, replay.Replacement]) -> dict[str, Any]:
@@ -139,8 +142,15 @@ def _refuse_empty(source: Source) -> None:
         )
 
 
-def _refuse(source: Source, lacking: Mapping[str, str]) -> ExportError:
-  """The error for ops that LiteRT lacks, for the first signature with such an op."""
-  signatures = list(source.signatures.values())
-  asking = [s for s in signatures if any(use.op in lacking for use in s.uses)]
-  return (asking or signatures)[0].refuse(TARGET, RUNTIME, lacking)
+def _refuse_complex(source: Source, runs_in: Any) -> None:
+  """Refuses complex inputs and outputs of a quantised file."""
+  for signature in source.signatures.values():
+    if names := complex_names(signature.record):
+      raise ExportError(
+        TARGET,
+        Text(
+          runs_in,
+          f" cannot take complex {names[0]!r} of signature {signature.name!r}; take and return its "
+          "parts, as real numbers",
+        ),
+      )

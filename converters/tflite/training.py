@@ -17,6 +17,7 @@ from jax import tree_util
 from jax2tf.messages import ArgumentError
 
 from ..bundle import manifest, progress
+from ..export.ends import complex_names
 from ..export.source import ExportError, Source
 from ..saved_model import draws
 from ..saved_model.arguments import Arguments, input_specs
@@ -25,7 +26,7 @@ from ..saved_model.domain import Domain
 from ..verify import answers as compare
 from ..verify import plan, references
 from ..verify.report import Report
-from . import runtime
+from . import flatbuffer, runtime
 from .replacements import TABLE
 from .runtime import RUNTIME, TARGET
 
@@ -152,7 +153,12 @@ class Training:
     def refuse(lacking: Mapping[str, str]) -> ExportError:
       return self.source.signatures["step"].refuse(TARGET, RUNTIME, lacking)
 
-    return runtime.converted(signatures, runtime.with_variables, refuse, module)
+    model = runtime.converted(signatures, runtime.with_variables, refuse, module)
+    records = {"train": self.source.signatures["step"].record}
+    records["infer"] = self.source.signatures["infer"].record
+    return flatbuffer.with_complex(
+      model, {name: complex_names(record) for name, record in records.items()}
+    )
 
   def _own_specs(self, frozen: Any) -> dict[str, tf.TensorSpec]:
     """The specs of the inputs that are not parameters."""

@@ -544,15 +544,6 @@ def test_what_is_missing_is_said_at_once(tmp_path: Path) -> None:
   assert not list(tmp_path.iterdir())
 
 
-def test_a_dtype_that_onnx_runtime_lacks(tmp_path: Path) -> None:
-  with pytest.raises(
-    onnx.ExportError,
-    match=r"computes nothing in complex64[^\n]*\n +Mul .of 'mul'. at .*test_onnx.py",
-  ):
-    exported(tmp_path, lambda x: x * x, {"x": "c64[b]"})
-  assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("threshold", [2**30, 16], ids=["inside", "beside"])
 def test_bfloat16(tmp_path: Path, threshold: int) -> None:
   """Held in float32, and rounded after each op; from run() it comes as it is in JAX."""
