@@ -276,9 +276,11 @@ class Source:
     *,
     versions: Mapping[str, str],
     timed: bool = True,
+    precision: np.dtype[Any] | None = None,
   ) -> Report:
     """Runs the file and the reference on the same inputs, as `verify` does. `timed`: measure
-    latencies.
+    latencies. `precision`: the dtype that the file computes in, if the reference computes in a
+    wider one; its range is that of ordinary inputs and of the caller's, and others are left out.
 
     Outputs for ordinary inputs, and for the caller's, must agree. For hostile inputs (NaN,
     infinities, extreme integers) the kernels of a runtime may differ. Then one warning says so, and
@@ -294,6 +296,10 @@ class Source:
         answers = compare.reference_answers(requested, (), initial)
         self._asked[key] = requested, [*progress.over(answers, f"compare {target}", len(requested))]
       runs, expected = self._asked[key]
+      if precision is not None:
+        taken = [i for i, run in enumerate(runs) if run.values not in (SUBNORMAL, HOSTILE)]
+        runs = [runs[i] for i in taken]
+        expected = [expected[i].computed_in(precision) for i in taken]
       answered = answer([replace(run, timed=run.timed and timed) for run in runs])
       rows = tuple(
         compare.rows(

@@ -21,7 +21,7 @@ from ..export.pipeline import Exported
 from ..saved_model.builder import Model
 from ..verify.plan import Comparison
 from .model import OPSET, extra, quiet_options
-from .target import LARGEST, Onnx, answers, data_files
+from .target import FLOAT32, LARGEST, Onnx, answers, data_files
 
 # ONNX Runtime 1.32: MaxPool ignores NaN. With the other fused idioms the values are JAX's.
 IDIOMS = fused_idioms.without("attention", "max_pool")
@@ -39,6 +39,7 @@ def save(
   overwrite: bool = False,
   opset: int = OPSET,
   external_data_threshold: int = LARGEST,
+  precision: str = FLOAT32,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -51,7 +52,7 @@ def save(
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
     idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
       values (docs/guide/fused.md).
-    path, overwrite, opset, external_data_threshold: as for `save_model`.
+    path, overwrite, opset, external_data_threshold, precision: as for `save_model`.
     sizes, samples, examples, rtol, atol: as for `save_model`.
 
   Returns:
@@ -74,7 +75,7 @@ def save(
   """
   comparison = Comparison(sizes, samples, examples, rtol, atol)
   return pipeline.exported_function(
-    Onnx(overwrite, comparison, opset, external_data_threshold),
+    Onnx(overwrite, comparison, opset, external_data_threshold, precision),
     fun,
     params,
     path,
@@ -96,6 +97,7 @@ def save_model(
   overwrite: bool = False,
   opset: int = OPSET,
   external_data_threshold: int = LARGEST,
+  precision: str = FLOAT32,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -118,6 +120,10 @@ def save_model(
     opset: the version of ONNX's operators, 18 or newer.
     external_data_threshold: the total size of the parameters in bytes above which they go into the
       second file.
+    precision: "float32"; or "float16": products and the ops that follow them compute in float16,
+      and large weights have half the size. Sums, softmax, norms, exponentials, loops and branches
+      stay in float32, and so do inputs and outputs. The comparison is for ordinary inputs and those
+      of `examples`, with the tolerances of float16.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
     samples: the number of random inputs of each kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
@@ -130,13 +136,14 @@ def save_model(
 
   Raises:
     ExportError: ONNX or ONNX Runtime lacks ops or dtypes, all listed with their source lines; or an
-      output differs from the reference's.
+      output differs from the reference's; or a number is too large for `precision`.
     FileExistsError: the file exists and `overwrite` is False.
     IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[onnx] is missing.
-    ValueError: there are several signatures; `signatures`, `opset` or an address is not valid; an
+    ValueError: there are several signatures; `signatures`, `opset`, `precision` or an address is
+      not valid; an
       input and an output have one name; the function calls back into Python.
 
   Examples:
@@ -150,7 +157,7 @@ def save_model(
   """
   comparison = Comparison(sizes, samples, examples, rtol, atol)
   return pipeline.exported(
-    Onnx(overwrite, comparison, opset, external_data_threshold),
+    Onnx(overwrite, comparison, opset, external_data_threshold, precision),
     model,
     path,
     signatures=signatures,

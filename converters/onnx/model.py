@@ -62,12 +62,14 @@ class Translated:
     weights: {input of `proto`: the variable that gives its value}.
     last_rows: {input of `proto`: the number of which a further row of it consists}.
     ops: {name of a TensorFlow node: its type}. tf2onnx derives its names from these.
+    narrow: the `weights` that are float16 in the file, and float32 as variables.
   """
 
   proto: Any
   weights: Mapping[str, Any]
   last_rows: Mapping[str, np.ndarray]
   ops: Mapping[str, str]
+  narrow: frozenset[str] = frozenset()
 
   def asked_by(self, node: Any) -> str:
     """The type of the TensorFlow op behind an ONNX node, or the node's own type."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jax2tf.messages import ArgumentError
+from jax2tf.messages import Argument, ArgumentError, Text
 
 from ..bundle import calls, paths, publish
 from ..export.ends import in_parts, of_parts
@@ -19,7 +19,7 @@ from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
 from ..verify.report import Report
-from . import bfloat16, releases
+from . import bfloat16, float16, releases
 from .model import (
   COMPLEX,
   OPSET,
@@ -32,8 +32,11 @@ from .model import (
 )
 
 TARGET = "onnx"
+FLOAT32 = "float32"
+PRECISIONS = (FLOAT32, "float16")
 # A protocol buffer holds at most 2 GiB; the rest is for everything but parameters.
 LARGEST = 2**31 - 2**27
+_IN_RANGE = ("ordinary", "given")  # the values of runs for which float16 is to have the range
 _ALIGNMENT = 4096  # alignment of tensors in the data file, so that it can be mapped into memory
 
 
@@ -51,6 +54,7 @@ class Onnx(Target[WrittenModel]):
   Attributes:
     opset: the version of ONNX's operators.
     external_data_threshold: the size of the parameters above which they go into the second file.
+    precision: "float32", or "float16" for products in float16.
   """
 
   name = TARGET
@@ -59,11 +63,16 @@ class Onnx(Target[WrittenModel]):
 
   opset: int
   external_data_threshold: int
+  precision: str = FLOAT32
 
   def check_path(self, path: Path) -> None:
     publish.check_file(path, self.overwrite, "model.onnx")
 
   def check(self) -> None:
+    if self.precision not in PRECISIONS:
+      raise ArgumentError(
+        "precision", self.precision, advice=f"give one of: {', '.join(PRECISIONS)}"
+      )
     for module in ("tf2onnx", "onnxruntime"):
       extra(module)
     installed = extra("onnx.defs").onnx_opset_version()
@@ -80,6 +89,8 @@ class Onnx(Target[WrittenModel]):
     size = sum(v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size for v in variables)
     within = size <= self.external_data_threshold
     model = translated(signature, self.opset, within, idioms=source.idioms)
+    if self.precision != FLOAT32:
+      model = self._in_float16(model, source)
     oldest = releases.oldest(model.proto)
     model.proto.metadata_props.add(key=releases.OLDEST, value=oldest.ordinary)
     model.proto.metadata_props.add(key=releases.OLDEST_FOR_NAN, value=oldest.nan)
@@ -94,12 +105,53 @@ class Onnx(Target[WrittenModel]):
     extra("onnx").save_model(model.proto, str(file))
     return WrittenModel(file, parts, oldest.ordinary, oldest.nan, model=model)
 
+  def _in_float16(self, model: Translated, source: Source) -> Translated:
+    """The model with products in float16.
+
+    Raises:
+      ExportError: a number in the comparison is too large for float16.
+    """
+    parts = {name: _parts(model, name) for name in model.weights}
+    values = {name: np.concatenate(x) if len(x) > 1 else x[0] for name, x in parts.items()}
+    halved = float16.halved(model.proto, values)
+    runs = [run.inputs for run in source.runs(self.comparison) if run.values in _IN_RANGE]
+    feeds = [
+      {name: bfloat16.as_held(in_parts(np.asarray(x))) for name, x in run.items()} for run in runs
+    ]
+    largest = float16.largest(model.proto, list(halved.rounded), [feed | values for feed in feeds])
+    if beyond := {name: x for name, x in largest.items() if x > float16.LARGEST}:
+      lines = [f"\n  {x:.4g} in {halved.rounded[name]}" for name, x in beyond.items()]
+      raise ExportError(
+        TARGET,
+        Text(
+          f"float16 has numbers up to {float16.LARGEST:.0f}, and the function computes larger "
+          "ones; scale them in the function, or leave out ",
+          Argument("precision"),
+          ":",
+          *lines[:8],
+        ),
+      )
+    weights = {halved.weights.get(name, name): v for name, v in model.weights.items()}
+    last_rows = {halved.weights.get(name, name): x for name, x in model.last_rows.items()}
+    return replace(
+      model,
+      proto=halved.proto,
+      weights=weights,
+      last_rows=last_rows,
+      narrow=frozenset(halved.weights.values()),
+    )
+
   def compare(self, source: Source, written: WrittenModel) -> Report:
     (signature,) = source.signatures.values()
     session = _opened(written.model, written.path, signature)
     versions = {name: extra(name).__version__ for name in ("onnx", "tf2onnx", "onnxruntime")}
     return source.compared(
-      functools.partial(answers, session), TARGET, RUNTIME, self.comparison, versions=versions
+      functools.partial(answers, session),
+      TARGET,
+      RUNTIME,
+      self.comparison,
+      versions=versions,
+      precision=None if self.precision == FLOAT32 else np.dtype(self.precision),
     )
 
   def publish(self, written: WrittenModel, path: Path) -> None:
@@ -119,11 +171,10 @@ def _write_weights(model: Translated, place: Path, stem: str) -> Path:
   digest, tensors = hashlib.sha256(), []
   written = place / "weights"
   with written.open("wb") as stream:
-    for name, variable in model.weights.items():
-      value = np.ascontiguousarray(bfloat16.as_held(variable.numpy()))
-      parts, dims = [value], list(value.shape)
-      if name in model.last_rows:
-        parts.append(np.full(value.shape[1:], model.last_rows[name], value.dtype))
+    for name in model.weights:
+      parts = _parts(model, name)
+      value, dims = parts[0], [*parts[0].shape]
+      if len(parts) > 1:
         dims[0] += 1
       dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
       tensor = onnx.TensorProto(
@@ -143,6 +194,16 @@ def _write_weights(model: Translated, place: Path, stem: str) -> Path:
     tensor.external_data.add(key="location", value=file.name)
   model.proto.graph.initializer.extend(tensors)
   return file
+
+
+def _parts(model: Translated, name: str) -> list[np.ndarray]:
+  """The value of a weight in the file, and its further row if it has one."""
+  value = np.ascontiguousarray(bfloat16.as_held(model.weights[name].numpy()))
+  if name in model.narrow:
+    value = value.astype(np.float16)
+  if name not in model.last_rows:
+    return [value]
+  return [value, np.full([1, *value.shape[1:]], model.last_rows[name], value.dtype)]
 
 
 def data_files(path: Path) -> set[Path]:

@@ -54,6 +54,23 @@ class Expected:
   refuses: str = ""
   rounding: Callable[[], Mapping[str, Rounding]] | None = None
 
+  def computed_in(self, dtype: np.dtype[Any]) -> Expected:
+    """The same for a model that computes in a coarser dtype than the reference."""
+    floats = [name for name, y in self.outputs.items() if jnp.issubdtype(y.dtype, np.inexact)]
+    rounding = self.rounding
+
+    def coarser() -> Mapping[str, Rounding]:
+      assert rounding
+      return {
+        name: one.times(float(jnp.finfo(dtype).eps / jnp.finfo(self.outputs[name].dtype).eps))
+        for name, one in rounding().items()
+        if name in floats
+      }
+
+    return replace(
+      self, precisions=dict.fromkeys(floats, dtype), rounding=coarser if rounding else None
+    )
+
 
 def reference_answers(
   runs: Sequence[plan.Run], lead: tuple[Any, ...], initial: Sequence[Any] = ()

@@ -45,6 +45,10 @@ class Rounding:
   distances: np.ndarray
   terms: int
 
+  def times(self, factor: float) -> Rounding:
+    """That of a dtype whose precision is `factor` times as coarse."""
+    return Rounding(factor * self.distances, self.terms)
+
   def allowed(self, expected: np.ndarray) -> np.ndarray:
     """float64[...]: what a right model may differ by, for each element of the finite magnitudes
     `expected`, float64[...].

@@ -27,7 +27,7 @@ _OPTIONS_OF = {
     "inference_output_type",
   ),
   "tfjs": ("size", "quantization"),
-  "onnx": ("size", "opset"),
+  "onnx": ("size", "opset", "precision"),
 }
 
 
@@ -90,6 +90,11 @@ _OPTIONS_OF = {
   "for the others the fused idioms for which their runtime has JAX's values.",
 )
 @click.option("--opset", type=click.IntRange(1), help="For onnx: the opset version, 18 by default.")
+@click.option(
+  "--precision",
+  type=click.Choice(["float32", "float16"]),
+  help="For onnx: float16 for products, and ops that follow them, in float16.",
+)
 @click.option("--with_gradient", is_flag=True, help="Store first derivatives.")
 @click.option(
   "--gradient_orders",
