@@ -10,8 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from ..export.registry import replaces
+from . import opsets
 
 _SIGNED = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
+# Dtypes of 32 bits, which ONNX Runtime 1.32 casts to one another by BitCast.
+_CAST_BY_BITS = {tf.float32, tf.int32, tf.uint32}
 _UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 
 
@@ -129,10 +132,13 @@ def population_count(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("Bitcast", on="onnx", because="tf2onnx 1.17: no handler")
 def bitcast(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
-  """x of any real dtype -> the same bits in another; the payload of a NaN is lost."""
+  """x of any real dtype -> the same bits in another; without BitCast the sign and the payload of a
+  NaN are lost."""
   to = op.get_attr("type")
   if any(dtype.is_floating and dtype not in _LAYOUT for dtype in (x.dtype, to)):
     return [tf.bitcast(x, to)]  # bfloat16 and similar dtypes: the translation refuses them by name
+  if opsets.has("BitCast") and {x.dtype, to} <= _CAST_BY_BITS:
+    return [tf.bitcast(x, to)]
   if (fraction := _fraction_of_one(x)) is not None and to == tf.float32:
     return [fraction * tf.constant(2.0**-23, to) + tf.constant(1, to)]
   bits = of_float(x) if x.dtype.is_floating else x
@@ -176,7 +182,10 @@ _LAYOUT = {tf.float16: (10, 15), tf.float32: (23, 127), tf.float64: (52, 1023)}
 
 
 def of_float(x: tf.Tensor) -> tf.Tensor:
-  """x f32[...] -> i32[...], exact: computes sign, exponent and significand in float64."""
+  """x f32[...] -> i32[...], exact: computes sign, exponent and significand in float64; by BitCast
+  where the opset has it."""
+  if opsets.has("BitCast"):
+    return tf.bitcast(x, _SIGNED[x.dtype.size])
   digits, bias = _LAYOUT[x.dtype]
   integer = _SIGNED[x.dtype.size]
   wide = tf.cast(x, tf.float64)
@@ -222,7 +231,10 @@ def of_float(x: tf.Tensor) -> tf.Tensor:
 
 
 def _float(bits: tf.Tensor, to: tf.DType) -> tf.Tensor:
-  """bits i32[...] -> f32[...], exact: tables hold scale and offset for each sign and exponent."""
+  """bits i32[...] -> f32[...], exact: tables hold scale and offset for each sign and exponent; by
+  BitCast where the opset has it."""
+  if opsets.has("BitCast"):
+    return tf.bitcast(tf.cast(bits, _SIGNED[to.size]), to)
   digits, bias = _LAYOUT[to]
   word = tf.cast(bits, _UNSIGNED[to.size])
   powers = [2.0 ** (max(e, 1) - bias) for e in range(2 * bias + 1)]

@@ -20,7 +20,8 @@ from ..export import pipeline
 from ..export.pipeline import Exported
 from ..saved_model.builder import Model
 from ..verify.plan import Comparison
-from .model import OPSET, extra, quiet_options
+from .model import extra, quiet_options
+from .opsets import OLDEST
 from .target import FLOAT32, LARGEST, Onnx, answers, data_files
 
 # ONNX Runtime 1.32: MaxPool ignores NaN. With the other fused idioms the values are JAX's.
@@ -37,7 +38,7 @@ def save(
   polymorphic_constraints: Sequence[str] = (),
   idioms: str = IDIOMS,
   overwrite: bool = False,
-  opset: int = OPSET,
+  opset: int = OLDEST,
   external_data_threshold: int = LARGEST,
   precision: str = FLOAT32,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
@@ -95,7 +96,7 @@ def save_model(
   params: Any = None,
   idioms: str | None = None,
   overwrite: bool = False,
-  opset: int = OPSET,
+  opset: int = OLDEST,
   external_data_threshold: int = LARGEST,
   precision: str = FLOAT32,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
@@ -117,7 +118,8 @@ def save_model(
     params: the parameters of `reference`.
     idioms: the idioms that the model must have; they are those that it was made with.
     overwrite: whether to replace an existing file.
-    opset: the version of ONNX's operators, 18 or newer.
+    opset: the version of ONNX's operators, from 18 to the newest that the installed ONNX Runtime
+      opens. Newer ones have more nodes, such as Gelu and RMSNormalization.
     external_data_threshold: the total size of the parameters in bytes above which they go into the
       second file.
     precision: "float32"; or "float16": products and the ops that follow them compute in float16,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from . import opsets
 from .bfloat16 import ROUNDING
 
 _INT64 = 7  # onnx.TensorProto.INT64
@@ -67,8 +68,7 @@ def _gather(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   ):
     tensor.GatherV2.version_12(graph, node)
     return
-  for attribute in list(node.attr):
-    del node.attr[attribute]
+  keep(node)
   node.type = "GatherElements"
   node.set_attr("axis", last)
   graph.remove_input(node, node.input[2], 2)
@@ -192,6 +192,33 @@ _REVERSED = {"starts": -1, "ends": -_END, "axes": 0, "steps": -1}
 
 def _const(graph: Any, name: str, label: str, value: Any) -> str:
   return str(graph.make_const(f"{name}__{label}", np.array(value, "int64")).output[0])
+
+
+def _bits(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """BitCast to the dtype of the result."""
+  keep(node)
+  node.set_attr("to", graph.get_dtype(node.output[0]))
+
+
+def _products(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """CumProd, whose operands and attributes are those of TensorFlow."""
+  keep(node, "exclusive", "reverse")
+
+
+def keep(node: Any, *attributes: str) -> None:
+  """Removes all other attributes, which are TensorFlow's."""
+  for attribute in list(node.attr):
+    if attribute not in attributes:
+      del node.attr[attribute]
+
+
+def of_newer_opsets() -> dict[str, tuple[Handler, list[str]]]:
+  """Handlers to nodes that the opset of the file has, and that of tf2onnx has not."""
+  newer: dict[str, tuple[Handler, list[str]]] = {
+    "Bitcast": (_bits, ["BitCast"]),
+    "Cumprod": (_products, ["CumProd"]),
+  }
+  return {op: handler for op, handler in newer.items() if opsets.has(handler[1][0])}
 
 
 HANDLERS: dict[str, tuple[Handler, list[str]]] = {

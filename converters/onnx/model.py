@@ -25,11 +25,10 @@ from ..export.ends import complex_names
 from ..export.pair import REAL, Pair
 from ..export.source import ExportError, Signature
 from ..saved_model.arguments import input_specs
-from . import bfloat16, fused, handlers, order, rows
+from . import bfloat16, fused, handlers, opsets, order, rows
 from .replacements import TABLE
 from .sorting import Sorting
 
-OPSET = 18  # the newest opset of tf2onnx 1.17
 RUNTIME = "ONNX Runtime"
 # key in the model's metadata: the inputs and outputs, separated by spaces, whose f32[...,2] stands
 # for c64[...]
@@ -90,7 +89,7 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
 
   Raises:
     ExportError: ONNX or tf2onnx lacks ops or dtypes.
-    ValueError: an input and an output have one name, or onnx cannot convert to `opset`.
+    ValueError: an input and an output have one name, or a node means something else in `opset`.
   """
   taken = [*signature.record.inputs, *signature.record.outputs]
   if both := sorted({name for name in taken if taken.count(name) > 1}):
@@ -104,7 +103,9 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   table = table | Sorting(table).table()
   if not with_weights:
     table["ReadVariableOp"] = weights.read
-  concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
+  with opsets.writing(opset):
+    concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
+    newer = handlers.of_newer_opsets()
   definition = concrete.graph.as_graph_def()
   graphs.number_functions(definition)
   definition = _own_names(definition)
@@ -115,11 +116,9 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   inputs = {tensor.name: name for name, tensor in arguments.items()} | weights.names
   outputs = dict(zip([tensor.name for tensor in concrete.outputs], names, strict=True))
   proto, last_rows = _by_tf2onnx(
-    signature, definition, ops, inputs, outputs, set(weights.variables)
+    signature, definition, ops, inputs, outputs, set(weights.variables), newer
   )
   _set_signature(proto, signature, concrete, weights, last_rows)
-  del proto.opset_import[:]
-  proto.opset_import.add(domain="", version=OPSET)
   return Translated(_at_opset(proto, opset), weights.variables, last_rows, ops)
 
 
@@ -222,6 +221,7 @@ def _by_tf2onnx(
   inputs: Mapping[str, str],
   outputs: Mapping[str, str],
   parameters: set[str],
+  newer: Mapping[str, Any],
 ) -> tuple[Any, dict[str, np.ndarray]]:
   """(the onnx.ModelProto of the graph, what `rows.without_selections` returns). tf2onnx only logs
   ops that it cannot translate, and leaves them unchanged."""
@@ -236,8 +236,8 @@ def _by_tf2onnx(
       tfonnx.process_tf_graph,
       graph,
       continue_on_error=True,
-      opset=OPSET,
-      custom_op_handlers={**handlers.HANDLERS, **fused.HANDLERS},
+      opset=opsets.OLDEST,
+      custom_op_handlers={**handlers.HANDLERS, **fused.HANDLERS, **newer},
       input_names=list(inputs),
       output_names=list(outputs),
       tensors_to_rename={**inputs, **outputs},
@@ -419,18 +419,23 @@ def _value_info(name: str, tensor: Any, spec: Spec | None = None) -> Any:
 
 
 def _at_opset(proto: Any, opset: int) -> Any:
-  helper = extra("onnx.helper")
-  if opset != OPSET:
-    try:
-      proto = extra("onnx.version_converter").convert_version(proto, opset)
-    except RuntimeError as error:
-      raise ArgumentError(
-        "opset",
-        opset,
-        problem=f"onnx cannot convert the model from opset {OPSET} ({error})",
-        advice="give another opset",
-      ) from error
-  proto.ir_version = helper.find_min_ir_version_for(proto.opset_import)
+  """The model with the number of a newer opset. Raises ArgumentError if a node would get another
+  meaning."""
+  changed = {
+    node.op_type
+    for node in _all_nodes(proto.graph)
+    if opset >= opsets.CHANGED.get(node.op_type, opset + 1)
+  }
+  if changed:
+    raise ArgumentError(
+      "opset",
+      opset,
+      problem=f"the model has {min(changed)}, which means something else there",
+      advice=f"give {opsets.CHANGED[min(changed)] - 1} or an older one",
+    )
+  del proto.opset_import[:]
+  proto.opset_import.add(domain="", version=opset)
+  proto.ir_version = extra("onnx.helper").find_min_ir_version_for(proto.opset_import)
   return proto
 
 

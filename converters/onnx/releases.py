@@ -107,6 +107,21 @@ def oldest(model: Any) -> Oldest:
   return Oldest(f"1.{ordinary}", f"1.{nan}")
 
 
+def newest_opset() -> tuple[int, str]:
+  """(the newest opset that can be written and compared here, whose newest it is)."""
+  installed = extra("onnx.defs").onnx_opset_version()
+  version = extra("onnxruntime").__version__
+  release = int(version.split(".")[1])
+  opened = max(opset for opset, first in OPSETS.items() if first <= release)
+  known = max(OPSETS)
+  return min(
+    (installed, "of the onnx that is installed"),
+    (opened, f"that ONNX Runtime {version}, which is installed, opens"),
+    (known, "that jax2tf knows"),
+    key=lambda newest: newest[0],
+  )
+
+
 def _first(table: Mapping[tuple[str, str], int], op: str, dtype: str) -> int:
   """The release in which the table has an op of this dtype right; of an unknown dtype, in which it
   has all."""

@@ -19,17 +19,8 @@ from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
 from ..verify.report import Report
-from . import bfloat16, float16, releases
-from .model import (
-  COMPLEX,
-  OPSET,
-  RUNTIME,
-  Translated,
-  extra,
-  lacking_kernels,
-  quiet_options,
-  translated,
-)
+from . import bfloat16, float16, opsets, releases
+from .model import COMPLEX, RUNTIME, Translated, extra, lacking_kernels, quiet_options, translated
 
 TARGET = "onnx"
 FLOAT32 = "float32"
@@ -75,12 +66,10 @@ class Onnx(Target[WrittenModel]):
       )
     for module in ("tf2onnx", "onnxruntime"):
       extra(module)
-    installed = extra("onnx.defs").onnx_opset_version()
-    newest = min(installed, max(releases.OPSETS))
-    if not OPSET <= self.opset <= newest:
-      known = "of the onnx that is installed" if newest == installed else "that jax2tf knows"
+    newest, of = releases.newest_opset()
+    if not opsets.OLDEST <= self.opset <= newest:
       raise ArgumentError(
-        "opset", self.opset, advice=f"give one from {OPSET} to {newest}, the newest {known}"
+        "opset", self.opset, advice=f"give one from {opsets.OLDEST} to {newest}, the newest {of}"
       )
 
   def write(self, source: Source, place: Path, name: str) -> WrittenModel:
