@@ -261,15 +261,20 @@ def _by_tf2onnx(
         raise ExportError("onnx", _failure(signature, error, log)) from error
   if lacking:  # raised outside of the graph, because finding the lines traces the function again
     raise signature.refuse("onnx", RUNTIME, lacking)
-  known = {schema.name for schema in extra("onnx.defs").get_all_schemas()}
   if strange := {
     node.op_type: "tf2onnx did not translate it"
     for node in _all_nodes(proto.graph)
-    if node.op_type not in known
+    if node.op_type not in _known_ops()
   }:
     raise signature.refuse("onnx", RUNTIME, strange)
   order.renumber(proto.graph)
   return proto, last_rows
+
+
+@functools.cache
+def _known_ops() -> frozenset[str]:
+  """The names of ONNX's operators."""
+  return frozenset(schema.name for schema in extra("onnx.defs").get_all_schemas())
 
 
 def _optimized(translate: Callable[[], Any], graph: Any) -> Any:
