@@ -75,7 +75,7 @@ def _without_minus_one(y: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
   if y.dtype not in (tf.int32, tf.int64) or (known is not None and np.all(known != -1)):
     return None, y
   minus = tf.equal(y, tf.constant(-1, y.dtype))
-  return minus, tf.where(minus, tf.ones_like(y), y)
+  return minus, tf.where(minus, tf.constant(1, y.dtype), y)
 
 
 def _shifted(

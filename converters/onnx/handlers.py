@@ -14,8 +14,9 @@ import numpy as np
 from . import opsets
 from .bfloat16 import ROUNDING
 
-_INT64 = 7  # onnx.TensorProto.INT64
-_BFLOAT16 = 16
+# onnx.TensorProto has these numbers.
+_INT64, _BOOL, _BFLOAT16 = 7, 9, 16
+_FLOATS = (1, 10, 11)  # float32, float16, float64
 _END = 2**31 - 1  # the end of a slice
 _BACKWARDS = "jax2tf_backwards"  # attribute of a list write whose rows arrive from last to first
 
@@ -72,6 +73,75 @@ def _gather(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   node.type = "GatherElements"
   node.set_attr("axis", last)
   graph.remove_input(node, node.input[2], 2)
+
+
+def _slice(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """Slices the axes that do not stay whole. tf2onnx slices all, and adds the largest int32 to a
+  start that is no constant, for a slice to the end."""
+  # tf2onnx is optional, and its import takes seconds.
+  from tf2onnx.onnx_opset import tensor  # noqa: PLC0415
+
+  begin, size = node.inputs[1:]
+  if begin.is_const() or not size.is_const():
+    tensor.Slice.version_11(graph, node)
+    return
+  sizes = np.array(size.get_tensor_value())
+  starts, axes = node.input[1], np.arange(sizes.size)
+  # one part for each axis, as tf2onnx makes it of a Pack
+  if begin.type == "Concat" and len(begin.inputs) == sizes.size:
+    starts_late = np.array([not _is_zero(part) for part in begin.inputs])
+    known = np.array(graph.get_shape(node.input[0]) or -1)
+    ends_early = (sizes != -1) & (sizes != known)
+    axes = axes[starts_late | ends_early]
+    parts = [begin.input[axis] for axis in axes]
+    starts = graph.make_node("Concat", parts, attr={"axis": 0}).output[0] if parts[1:] else parts[0]
+  starts = graph.make_node("Cast", [starts], attr={"to": _INT64}).output[0]
+  ends = graph.make_node("Add", [starts, _const(graph, name, "sizes", sizes[axes])]).output[0]
+  if -1 in sizes[axes]:
+    to_the_end = graph.make_const(f"{name}__to_the_end", sizes[axes] == -1).output[0]
+    end = _const(graph, name, "end", _END)
+    ends = graph.make_node("Where", [to_the_end, end, ends]).output[0]
+  _becomes(graph, node, "Slice", [node.input[0], starts, ends, _const(graph, name, "axes", axes)])
+
+
+def _is_zero(node: Any) -> bool:
+  """Whether a node is a constant of zeros, which tf2onnx folds later."""
+  node = node.inputs[0] if node.type == "Unsqueeze" else node
+  return bool(node.is_const()) and not np.any(node.get_tensor_value(as_list=False))
+
+
+def _reverse(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """A Slice with steps of -1, of which tf2onnx makes ReverseSequence ops between transposes."""
+  axes = np.array(node.inputs[1].get_tensor_value(as_list=False))
+  backwards = [
+    _const(graph, name, label, np.full(axes.shape, value))
+    for label, value in (("starts", -1), ("ends", -_END))
+  ]
+  steps = _const(graph, name, "steps", np.full(axes.shape, -1))
+  inputs = [node.input[0], *backwards, _const(graph, name, "axes", axes), steps]
+  _becomes(graph, node, "Slice", inputs)
+
+
+def _unequal(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """Xor of bools, IsNaN of a float and itself; tf2onnx's own otherwise."""
+  # tf2onnx is optional, and its import takes seconds.
+  from tf2onnx.onnx_opset import logical  # noqa: PLC0415
+
+  x, y = node.input
+  dtype = graph.get_dtype(x)
+  if dtype == _BOOL:
+    _becomes(graph, node, "Xor", [x, y])
+  elif x == y and dtype in _FLOATS:
+    _becomes(graph, node, "IsNaN", [x])
+  else:
+    logical.Equal.version_11(graph, node)
+
+
+def _becomes(graph: Any, node: Any, op: str, inputs: Sequence[str]) -> None:
+  """Puts another op, without attributes, in the place of a node with one result."""
+  outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
+  graph.remove_node(node.name)
+  graph.make_node(op, list(inputs), name=node.name, outputs=outputs, shapes=shapes, dtypes=dtypes)
 
 
 def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
@@ -233,5 +303,8 @@ HANDLERS: dict[str, tuple[Handler, list[str]]] = {
   **dict.fromkeys(("While", "StatelessWhile"), (_loop, [])),
   "UnsortedSegmentProd": (_segment_product, []),  # tf2onnx takes -1 for the last row
   "GatherV2": (_gather, []),
+  "NotEqual": (_unequal, []),
+  "ReverseV2": (_reverse, []),
+  "Slice": (_slice, []),
   "TopKV2": (_top, ["TopK"]),  # tf2onnx sorts integers as float32
 }

@@ -55,7 +55,7 @@ def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
 NOT_REPLACED_AGAIN = {
   "onnx": """
     BatchMatMulV2 Cast DepthwiseConv2dNative Erf Fill MatMul Maximum Minimum Pad PadV2 Range Reshape
-    RightShift SelectV2 Sign Slice Sum TensorScatterAdd TruncateDiv TruncateMod
+    RightShift SelectV2 Sign Sum TensorScatterAdd TruncateDiv TruncateMod
   """,
   "tflite": """
     Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos DepthwiseConv2dNative Equal Exp ExpandDims

@@ -1,0 +1,86 @@
+"""The nodes of ONNX files of one operation: as few as it needs, with JAX's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx as onnx_library
+import pytest
+from jax import lax
+
+from jax2tf.converters import onnx
+
+CLAMPED = "Less Add Where Min Max"  # the start of a slice
+HOSTILE = np.array(
+  [
+    [1, np.nan, 3],
+    [np.inf, -np.inf, 0],
+    [-np.inf, -np.inf, -np.inf],
+    [6e4, 6e4, 2],  # whose sum overflows in float16
+    [np.nan, np.inf, -np.inf],
+  ],
+  np.float32,
+)
+
+
+def saved(tmp_path: Path, fun: Callable[..., Any], inputs: Mapping[str, str]) -> Path:
+  """The file, which the exporter has compared with JAX."""
+  return onnx.save(
+    lambda _, *xs: fun(*xs), {}, tmp_path / "m.onnx", inputs=inputs, outputs=["out"], samples=1
+  ).path
+
+
+@pytest.mark.parametrize(
+  ("fun", "inputs", "nodes"),
+  [
+    pytest.param(lambda x: jnp.flip(x, 0), {"x": "f32[b,3]"}, "Slice", id="reverse"),
+    pytest.param(lambda x: jnp.flip(x, (0, 2)), {"x": "i8[b,3,2]"}, "Slice", id="reverse-two-axes"),
+    pytest.param(lambda x: x[::-1], {"x": "bool[5]"}, "Slice", id="reverse-a-vector"),
+    pytest.param(lambda x, y: x ^ y, {"x": "bool[b]", "y": "bool[b]"}, "Xor", id="xor"),
+    pytest.param(lambda x, y: x != y, {"x": "i32[b]", "y": "i32[b]"}, "Equal Not", id="unequal"),
+    pytest.param(jnp.isnan, {"x": "f16[b]"}, "IsNaN", id="nan"),
+    pytest.param(
+      lambda x: jnp.max(x, 1), {"x": "f32[b,3]"}, "ReduceMax Abs ReduceSum IsNaN Where", id="max"
+    ),
+    pytest.param(
+      lambda x, k: lax.dynamic_slice_in_dim(x, k, 2, 1),
+      {"x": "f32[b,5]", "k": "i32[]"},
+      f"{CLAMPED} Unsqueeze Cast Add Slice",
+      id="slice-one-axis",
+    ),
+    pytest.param(
+      lambda x, k: lax.dynamic_slice(x, (k, 0), (2, 5)),
+      {"x": "f32[4,5]", "k": "i32[]"},
+      f"{CLAMPED} Unsqueeze Cast Add Slice",
+      id="slice-one-static-axis",
+    ),
+    pytest.param(
+      lambda x, k: lax.dynamic_slice(x, (k, 1), (2, 3)),
+      {"x": "f32[4,5]", "k": "i32[]"},
+      f"{CLAMPED} Unsqueeze Concat Cast Add Slice",
+      id="slice-two-axes",
+    ),
+  ],
+)
+def test_the_nodes_of(
+  tmp_path: Path, fun: Callable[..., Any], inputs: Mapping[str, str], nodes: str
+) -> None:
+  graph = onnx_library.load(saved(tmp_path, fun, inputs)).graph
+  assert sorted(node.op_type for node in graph.node) == sorted(nodes.split())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("reduce", [jnp.max, jnp.min])
+@pytest.mark.parametrize("axis", [0, 1, (0, 1)])
+def test_an_extreme_is_nan_where_an_operand_is(
+  tmp_path: Path, axis: Any, reduce: Callable[..., Any], dtype: Any
+) -> None:
+  x = HOSTILE.astype(dtype)
+  path = saved(tmp_path, lambda x: reduce(x, axis), {"x": f"f{8 * x.itemsize}[b,3]"})
+  expected = jax.jit(lambda x: reduce(x, axis))(x)
+  np.testing.assert_array_equal(onnx.run(path, {"x": x})["out"], expected)
