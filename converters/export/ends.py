@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,17 @@ def complex_names(record: SignatureRecord) -> list[str]:
   """The names of the complex inputs and outputs of a signature."""
   specs = {**record.inputs, **record.outputs}
   return [name for name, text in specs.items() if Spec.parse(text).dtype.kind == "c"]
+
+
+def whole_specs(specs: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+  """{name: dtype and shape in a file}, with c64[b] in place of f32[b,2] for these names."""
+  return {name: _whole(text) if name in names else text for name, text in specs.items()}
+
+
+def _whole(text: str) -> str:
+  spec = Spec.parse(text)
+  dtype = np.result_type(spec.dtype, np.complex64)
+  return str(Spec(dtype, None if spec.dims is None else spec.dims[:-1]))
 
 
 def in_parts(array: np.ndarray) -> np.ndarray:

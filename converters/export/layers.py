@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,9 +79,20 @@ def _difference(value: np.ndarray, other: np.ndarray) -> float:
   return float(np.max(np.nan_to_num(differences, nan=np.inf), initial=0))
 
 
-def first_difference(layers: Sequence[Layer], tolerance: float) -> Layer | None:
-  """The first value whose relative difference is larger than the tolerance."""
-  return next((layer for layer in layers if layer.relative > tolerance), None)
+def first_difference(
+  layers: Sequence[Layer], outputs: Collection[str], tolerance: float
+) -> Layer | None:
+  """The first value whose relative difference is larger than the tolerance; None if all outputs
+  agree, because LiteRT may give a value the name of another one.
+
+  Args:
+    layers: the values.
+    outputs: the names of the outputs.
+    tolerance: of the relative difference.
+  """
+  different = [layer for layer in layers if layer.relative > tolerance]
+  is_outside = any(layer.name in outputs for layer in different)
+  return different[0] if is_outside else None
 
 
 def _parts(full: str) -> Sequence[Sequence[str]]:

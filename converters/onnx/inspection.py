@@ -15,11 +15,12 @@ import numpy as np
 
 from ..bundle import paths
 from ..export.contents import Contents, Node, spec
+from ..export.ends import in_parts, whole_specs
 from ..export.verified import verified
 from ..verify.plan import Comparison
 from ..verify.report import Report
 from . import releases
-from .model import RUNTIME, extra, quiet_options
+from .model import COMPLEX, RUNTIME, extra, quiet_options
 from .target import answers
 
 _RUNS = 5  # of which the times are the mean
@@ -54,7 +55,7 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
     str(file),
     f"ONNX, opset {max(each.version for each in model.opset_import)}",
     sum(each.stat().st_size for each in (file, *_data_files(file))),
-    {"model": {"inputs": _specs(model, "input"), "outputs": _specs(model, "output")}},
+    {"model": {f"{end}s": _specs(model, end) for end in ("input", "output")}},
     list(_nodes(model.graph, dtypes, weights)),
     weights,
     notes=_notes(model),
@@ -125,11 +126,16 @@ def _dtype(value: Any) -> str:
 
 def _specs(model: Any, end: str) -> dict[str, str]:
   constants = {each.name for each in model.graph.initializer}
-  return {
+  specs = {
     value.name: _spec(value)
     for value in getattr(model.graph, end)
     if end == "output" or value.name not in constants
   }
+  return whole_specs(specs, _metadata(model).get(COMPLEX, "").split())
+
+
+def _metadata(model: Any) -> dict[str, str]:
+  return {each.key: each.value for each in model.metadata_props}
 
 
 def _spec(value: Any) -> str:
@@ -155,7 +161,7 @@ def _nodes(
 
 
 def _notes(model: Any) -> dict[str, str]:
-  metadata = {each.key: each.value for each in model.metadata_props}
+  metadata = _metadata(model)
   notes = {"written by": f"{model.producer_name} {model.producer_version}".strip()}
   if releases.OLDEST in metadata:
     notes["oldest ONNX Runtime"] = metadata[releases.OLDEST]
@@ -181,7 +187,7 @@ def seconds_by_op(
       os.fspath(path), options, providers=["CPUExecutionProvider"]
     )
     for _ in range(_RUNS + 1):
-      session.run(None, dict(inputs))
+      session.run(None, {name: in_parts(x) for name, x in inputs.items()})
     events = json.loads(Path(session.end_profiling()).read_text())
   times: dict[str, list[float]] = collections.defaultdict(list)
   for event in events:
@@ -221,7 +227,8 @@ def values_inside(
     session = extra("onnxruntime").InferenceSession(
       file, options, providers=["CPUExecutionProvider"]
     )
-    results = session.run([*named, *outputs], dict(inputs))
+    parts = {name: in_parts(x) for name, x in inputs.items()}
+    results = session.run([*named, *outputs], parts)
   return dict(zip([*named.values(), *outputs], results, strict=True))
 
 

@@ -16,10 +16,11 @@ import tensorflow as tf
 
 from ..bundle import paths
 from ..export.contents import Contents, Node, spec
+from ..export.ends import in_parts, whole_specs
 from ..export.verified import verified
 from ..verify.plan import Comparison
 from ..verify.report import Report
-from . import runtime
+from . import flatbuffer, runtime
 
 XNNPACK, GPU = "XNNPACK", "GPU delegate"
 _NO_ARRAYS = ("string", "resource", "variant")
@@ -60,7 +61,10 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
     str(file),
     f"LiteRT, schema {model.version}",
     len(data),
-    {_text(each.signatureKey): _ends(model, schema, each) for each in model.signatureDefs or ()},
+    {
+      _text(each.signatureKey): _ends(model, schema, each, flatbuffer.complex_names(file))
+      for each in model.signatureDefs or ()
+    },
     list(_nodes(model, schema, weights, _taken(data))),
     weights,
     delegates=(XNNPACK, GPU),
@@ -101,12 +105,15 @@ def _values(data: Any, dtype: str, shape: Any) -> np.ndarray:
     return raw
 
 
-def _ends(model: Any, schema: Any, signature: Any) -> dict[str, dict[str, str]]:
+def _ends(
+  model: Any, schema: Any, signature: Any, pairs: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, str]]:
   tensors = model.subgraphs[signature.subgraphIndex].tensors
 
   def described(maps: Any) -> dict[str, str]:
     named = {_text(each.name): tensors[each.tensorIndex] for each in maps or ()}
-    return {name: _spec(tensor, schema) for name, tensor in named.items()}
+    specs = {name: _spec(tensor, schema) for name, tensor in named.items()}
+    return whole_specs(specs, pairs.get(_text(signature.signatureKey), ()))
 
   return {"inputs": described(signature.inputs), "outputs": described(signature.outputs)}
 
@@ -199,7 +206,7 @@ def values_inside(
       str(path), experimental_op_resolver_type=resolver, experimental_preserve_all_tensors=True
     )
     runner = interpreter.get_signature_runner(signature)
-    outputs = runner(**inputs)
+    outputs = runner(**{name: in_parts(x) for name, x in inputs.items()})
     found: dict[str, np.ndarray] = {}
     tensors = {each["index"]: each["name"] for each in interpreter.get_tensor_details()}
     for op in interpreter._get_ops_details():  # as above

@@ -70,8 +70,9 @@ def _of_files(
     rows = inside.compared(one, other)
     if not rows:
       raise ValueError(f"{before} and {after} have no value of a common name and size")
-    first = inside.first_difference(rows, _exported.TOLERANCE)
-    verdict = f"{len(rows)} values agree"
+    outputs = {name for ends in old.signatures.values() for name in ends["outputs"]}
+    first = inside.first_difference(rows, outputs, _exported.TOLERANCE)
+    verdict = f"the outputs agree, of {len(rows)} values"
     if first is not None:
       place = f"{first.name!r} is the first of {len(rows)} values that differs"
       verdict = f"{place}, by {first.relative:.1e} of the largest"
