@@ -151,7 +151,8 @@ def _empty_svd(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
 
 def _zero_unless(ok: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """x where ok, else zeros: TensorFlow's decompositions raise for NaN and infinities."""
-  return tf.where(ok[..., tf.newaxis, tf.newaxis], x, 0)
+  # tf2onnx 1.17 cannot index the result of a reduction over all axes.
+  return tf.where(tf.expand_dims(tf.expand_dims(ok, -1), -1), x, 0)
 
 
 def _complex(x: tf.Tensor) -> tf.DType:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.scipy import linalg
 
-from jax2tf.converters import onnx, saved_model
+from jax2tf.converters import onnx, saved_model, tfjs, tflite
 
 RNG = np.random.default_rng(0)
 
@@ -57,6 +57,78 @@ def test_linear_systems(n: int, exporter: Any, tmp_path: Path) -> None:
   for name, y in expected.items():
     # inverses of matrices with a condition number of up to 100
     np.testing.assert_allclose(results[name], y, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def decompositions(_: Any, x: jax.Array) -> dict[str, jax.Array]:
+  """x f32[b,m,n] -> what does not depend on the signs of vectors."""
+  symmetric = x @ x.mT
+  values, vectors = jnp.linalg.eigh(symmetric)
+  u, singular, v = jnp.linalg.svd(x, full_matrices=False)
+  return {
+    "eigh": values,
+    "eigenvectors": (vectors * values[..., None, :]) @ vectors.mT,
+    "eigvalsh": jnp.linalg.eigvalsh(symmetric),
+    "svd": singular,
+    "singular_vectors": (u * singular[..., None, :]) @ v,
+    "svdvals": jnp.linalg.svdvals(x),
+    "pinv": jnp.linalg.pinv(x),
+    "matrix_rank": jnp.linalg.matrix_rank(x),
+    "cond": jnp.linalg.cond(x),
+    "norm": jnp.linalg.norm(x, ord=2, axis=(-2, -1)),
+    "nuclear_norm": jnp.linalg.norm(x, ord="nuc", axis=(-2, -1)),
+  }
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (10, 12)], ids=str)
+@pytest.mark.parametrize("exporter", [onnx, tflite], ids=["onnx", "tflite"])
+def test_decompositions(shape: tuple[int, int], exporter: Any, tmp_path: Path) -> None:
+  x = RNG.standard_normal((2, *shape)).astype("f")
+  batch = "b" if exporter is onnx else "2"
+  inputs = {"x": f"f32[{batch},{shape[0]},{shape[1]}]"}
+  made = exporter.save(decompositions, {}, tmp_path / "m", inputs=inputs, examples={"x": x})
+  assert made.report.ok
+  results, expected = exporter.run(made.path, {"x": x}), decompositions({}, x)
+  for name, y in expected.items():
+    # condition numbers of up to 100
+    np.testing.assert_allclose(results[name], y, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def test_qr_least_squares_and_exponentials(tmp_path: Path) -> None:
+  """With LAPACK's signs. TF.js lacks Bitcast, by which the lowering rule scales columns, and the
+  integers of 64 bits of `expm`."""
+
+  def fun(_: Any, x: jax.Array, b: jax.Array) -> list[jax.Array]:
+    solution, _, rank, singular = jnp.linalg.lstsq(x, b)
+    complete = jnp.linalg.qr(x, mode="complete")
+    exponential = linalg.expm(x.T @ x / 8)
+    return [*jnp.linalg.qr(x), *complete, solution, rank, singular, exponential]
+
+  data = {"x": RNG.standard_normal((9, 4)).astype("f"), "b": np.ones(9, "f")}
+  inputs = {"x": "f32[9,4]", "b": "f32[9]"}
+  for exporter in (onnx, tflite):
+    made = exporter.save(fun, {}, tmp_path / exporter.__name__, inputs=inputs, examples=data)
+    for y, expected in zip(exporter.run(made.path, data).values(), fun({}, **data), strict=True):
+      np.testing.assert_allclose(y, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("op", ["SelfAdjointEigV2", "Svd"])
+def test_tfjs_refuses_decompositions_by_name(op: str, tmp_path: Path) -> None:
+  fun = jnp.linalg.svdvals if op == "Svd" else jnp.linalg.eigvalsh
+  with pytest.raises(tfjs.ExportError, match=f"loop within a loop(?s:.*){op} .*{__name__[-14:]}"):
+    tfjs.save(lambda _, x: fun(x), {}, tmp_path / "m", inputs={"x": "f32[4,4]"})
+
+
+@pytest.mark.parametrize("hostile", [np.nan, np.inf])
+def test_decompositions_of_what_is_not_finite_are_nan(hostile: float, tmp_path: Path) -> None:
+  x = np.stack([np.eye(3, dtype="f"), np.full([3, 3], hostile, "f")])
+
+  def fun(_: Any, x: jax.Array) -> list[jax.Array]:
+    return [jnp.linalg.eigvalsh(x), jnp.linalg.svdvals(x)]
+
+  for exporter in (onnx, tflite):
+    made = exporter.save(fun, {}, tmp_path / exporter.__name__, inputs={"x": "f32[2,3,3]"})
+    for y, expected in zip(exporter.run(made.path, {"x": x}).values(), fun({}, x), strict=True):
+      np.testing.assert_array_equal(y, expected)
 
 
 def tridiagonal(_: Any, lower: Any, main: Any, upper: Any, b: Any) -> jax.Array:

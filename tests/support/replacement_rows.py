@@ -206,6 +206,32 @@ def _matrices() -> Iterator[Row]:
   yield row("MatrixDiagV3", PLAIN, 0, -1, -1, 0.0)
   yield row("MatrixSetDiagV3", TABLE, PLAIN[0, :3].copy(), 0)
   yield from _factorisations()
+  yield from _decompositions()
+
+
+def _decompositions() -> Iterator[Row]:
+  def eigenvalues(x: tf.Tensor) -> list[tf.Tensor]:
+    """Vectors are determined up to a sign."""
+    values, vectors = tf.raw_ops.SelfAdjointEigV2(input=x)
+    return [values, tf.matmul(vectors * values[..., tf.newaxis, :], vectors, transpose_b=True)]
+
+  def singular_values(x: tf.Tensor) -> list[tf.Tensor]:
+    full = tf.raw_ops.Svd(input=x, full_matrices=True)
+    values, u, v = tf.raw_ops.Svd(input=x)
+    short = tf.matmul(u * values[..., tf.newaxis, :], v, transpose_b=True)
+    return [values, short, *(tf.matmul(y, y, transpose_a=True) for y in (u, v, *full[1:]))]
+
+  for m, n in ((1, 1), (3, 4), (9, 5)):
+    a = RNG.standard_normal((2, m, n)).astype("f")
+    for full in (False, True):
+      yield row("Qr", a, full_matrices=full)
+    yield Row("Svd", singular_values, (a,))
+    # of rank 1, and of numbers whose squares overflow or vanish
+    hostile = np.stack([np.outer(a[0, :, 0], a[0, 0]), a[0] * np.float32(1e25)])
+    yield Row("Svd", lambda x: tf.raw_ops.Svd(input=x, compute_uv=False)[0], (hostile,))
+    square = np.stack([a[0] @ a[0].T, np.eye(m, dtype="f"), a[1] @ a[1].T])
+    yield Row("SelfAdjointEigV2", eigenvalues, (square,))
+    yield Row("SelfAdjointEigV2", eigenvalues, (square[:1] * np.float32(1e-25),))
 
 
 def _factorisations() -> Iterator[Row]:

@@ -3,4 +3,4 @@ registers its own; see `jax2tf.converters.export.expansion`."""
 
 from __future__ import annotations
 
-from . import bessel, diagonals, triangular, tridiagonal  # noqa: F401
+from . import bessel, diagonals, jacobi, orthogonal, triangular, tridiagonal  # noqa: F401

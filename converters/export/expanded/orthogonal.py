@@ -1,0 +1,68 @@
+"""QR by Householder's reflections, with LAPACK's signs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..expansion import expands
+from ._matrices import joined, like_leading, loop, ranks_are_known, size
+
+_UNROLLED = 8  # from this size on a loop makes the smaller file
+
+
+def sizes_are_known(op: Any, x: tf.Tensor) -> bool:
+  """Whether a matrix is real, and its size is no symbol."""
+  return ranks_are_known(op, x) and None not in x.shape[-2:] and not x.dtype.is_complex
+
+
+@expands("Qr", takes=sizes_are_known)
+def _qr(op: Any, a: tf.Tensor) -> list[tf.Tensor]:
+  """a f32[..., m, n] -> (Q f32[..., m, k], R f32[..., k, n]), k = min(m, n), or m for full
+  matrices."""
+  m, n = a.shape[-2:]
+  k = m if op.get_attr("full_matrices") else min(m, n)
+  if 0 in (m, n):
+    leading = [size(a, axis) for axis in range(a.shape.rank - 2)]
+    q = tf.broadcast_to(tf.eye(m, k, dtype=a.dtype), [*leading, m, k])
+    return [q, tf.zeros([*leading, k, n], a.dtype)]
+  q, r = qr(joined(a))
+  return [like_leading(q[..., :k], a), like_leading(r[..., :k, :], a)]
+
+
+def qr(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """a [batch, m, n] or [m, n] of known m, n > 0 -> (Q [batch, m, m], R [batch, m, n])."""
+  m, n = a.shape[-2:]
+  steps = min(m - 1, n)
+  identity = tf.broadcast_to(tf.eye(m, dtype=a.dtype), tf.concat([tf.shape(a)[:-1], [m]], 0))
+  # Q^T and R are what the reflections make of the identity and of a: one product for both.
+  both = tf.concat([a, identity], -1)
+  if m <= _UNROLLED:
+    for k in range(steps):
+      both = _reflected(both, k, m)
+  elif steps:
+    (both,) = loop(steps, lambda k, x: (_reflected(x, k, m),), both)
+  r, q = tf.split(both, [n, m], -1)
+  upper = np.arange(m)[:, np.newaxis] <= np.arange(n)
+  return tf.linalg.matrix_transpose(q), tf.where(upper, r, tf.zeros([], a.dtype))
+
+
+def _reflected(x: tf.Tensor, k: Any, m: int) -> tf.Tensor:
+  """H x with H = I - tau v v^T, for which column k of H x is zero below row k (LAPACK's xLARFG)."""
+  zero, one = tf.zeros([], x.dtype), tf.ones([], x.dtype)
+  rows = tf.range(m)[:, tf.newaxis]
+  column = x[..., k : k + 1] if isinstance(k, int) else tf.gather(x, [k], axis=-1)
+  rest = tf.where(rows >= k, column, zero)
+  alpha = rest[..., k : k + 1, :] if isinstance(k, int) else tf.gather(rest, [k], axis=-2)
+  # The largest number is taken out of the norm, so that squares neither overflow nor vanish.
+  scale = tf.reduce_max(tf.abs(rest), -2, keepdims=True)
+  safe = tf.where(scale > zero, scale, one)
+  norm = scale * tf.sqrt(tf.reduce_sum(tf.square(rest / safe), -2, keepdims=True))
+  beta = tf.where(alpha < zero, norm, -norm)
+  tail = tf.where(rows > k, column, zero)
+  trivial = tf.reduce_all(tf.equal(tail, zero), -2, keepdims=True)
+  tau = tf.where(trivial, zero, (beta - alpha) / tf.where(trivial, one, beta))
+  v = tf.where(tf.equal(rows, k), one, tail / tf.where(trivial, one, alpha - beta))
+  return x - v * (tau * tf.matmul(v, x, transpose_a=True))
