@@ -7,6 +7,7 @@ The format is that of `tf.loadGraphModel`
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -151,7 +152,8 @@ def _as_json(graph: Any) -> dict[str, Any]:
 
 def _own_names(graph: Any) -> Any:
   """A copy in which names of constants are unique across functions, because TF.js finds weights by
-  name alone. Second results are numbered: TF.js 4.22 reads `top:indices:0` as the first result."""
+  name alone. Second results are numbered: TF.js 4.22 reads `top:indices:0` as the first result. Of
+  an op, a function returns one result: TF.js 4.22 returns the last one in place of each."""
   copy = type(graph)()
   copy.CopyFrom(graph)
   for function in copy.library.function:
@@ -171,7 +173,20 @@ def _own_names(graph: Any) -> Any:
         node.input[i] = _renamed(operand, names)
     for output, tensor in function.ret.items():
       function.ret[output] = _renamed(tensor, names)
+    _separate_results(function)
   return copy
+
+
+def _separate_results(function: Any) -> None:
+  """Gives each of several results of one op an Identity."""
+  ops = collections.Counter(tensor.partition(":")[0] for tensor in function.ret.values())
+  for argument in function.signature.output_arg:
+    tensor = function.ret[argument.name]
+    if ops[tensor.partition(":")[0]] > 1:
+      name = f"{function.signature.name}/{argument.name}"
+      node = function.node_def.add(name=name, op="Identity", input=[tensor])
+      node.attr["T"].type = argument.type
+      function.ret[argument.name] = f"{name}:output:0"
 
 
 def _renamed(operand: str, names: Mapping[str, str]) -> str:

@@ -442,14 +442,6 @@ _replaces_each(
   },
   because="TF.js 4.22: no such op",
 )
-_replaces_each(
-  dict.fromkeys(
-    ("SelfAdjointEigV2", "Svd"),
-    lambda op, *_: refused(op, "TF.js computes its loop within a loop wrongly"),
-  ),
-  because="TF.js 4.22: wrong values from the second step of a loop with a loop in it, which is how "
-  "they are expanded",
-)
 
 
 def _batch_norm(

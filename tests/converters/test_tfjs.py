@@ -139,6 +139,21 @@ def test_the_second_result_of_an_op_inside_of_loops_and_branches(tmp_path: Path)
   exact(fun, tmp_path / "m", {"x": "f32[3,5]"}, backends=["wasm"])
 
 
+def test_a_loop_returns_several_results_of_a_loop_inside(tmp_path: Path) -> None:
+  def fun(x: jax.Array) -> dict[str, jax.Array]:
+    def turn(carry: Any, k: jax.Array) -> tuple[Any, None]:
+      y, z = carry
+      return (y * 0.5 + k, z * 0.25 + jnp.roll(z, k)), None
+
+    def several(_: int, carry: Any) -> Any:
+      return jax.lax.scan(turn, carry, jnp.arange(3))[0]
+
+    y, z = jax.lax.fori_loop(0, 2, several, (x, x[::-1]))
+    return {"y": y, "z": z}
+
+  exact(fun, tmp_path / "m", {"x": "f32[4]"}, backends=["wasm"])
+
+
 def test_control_flow_with_weights_inside(tmp_path: Path) -> None:
   def fun(p: Any, x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
     def body(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
