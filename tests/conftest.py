@@ -36,6 +36,8 @@ os.environ.setdefault("EQX_ON_ERROR", "nan")
 ONE_PYTHON = {
   "tests/call_tf/test_in_workers.py": "processes of a fork server and of Ray",
   "tests/converters/test_c_loader.py": "C code that loads a SavedModel",
+  "tests/converters/test_inspection.py": "files",
+  "tests/converters/test_linear_algebra.py": "TensorFlow's ops, expanded",
   "tests/converters/test_on_disk.py": "files, and when they are there",
   "tests/converters/test_publish.py": "files, and when they are there",
   "tests/converters/test_tfjs_page.py": "a page for the browser",
@@ -60,6 +62,10 @@ ONE_PYTHON = {
 LONG = {
   "tests/call_tf/test_in_workers.py::test_of_ray": "other tests have workers of a fork server",
   "tests/conformance/test_harnesses.py::test_nothing_else_is_lost": "whole tables",
+  "tests/converters/test_linear_algebra.py::test_decompositions[onnx": "LiteRT has the same rows",
+  "tests/converters/test_linear_algebra.py::test_linear_systems[onnx-20]": "other rows have loops",
+  "tests/converters/test_linear_algebra.py::test_linear_systems[tfjs-20]": "other rows have loops",
+  "tests/converters/test_linear_algebra.py::test_qr_least": "rows of ops have its parts",
   "tests/converters/test_on_disk.py::test_a_model_above_two_gigabytes": "its size",
   "tests/models/test_minilm.py::test_values_over_a_hundred_sizes": "other tests have some sizes",
   "tests/documents/test_browser.py::test_the_page_computes_jaxs_embeddings[webgl]": (
