@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ _SHORT = STATUSES | {
 }
 _RELEASE_KINDS = ("ordinary inputs", "NaN and infinities too")
 RIGHT, REFUSED, WRONG = VERDICTS = ("right", "refused", "wrong")
+CONVERTERS = ("ours", "jax2onnx")
+_FIGURES = ("ms", "nodes", "bytes", "seconds")  # of a row of the registry
+_LIMIT = 1.3
 _ABOUT = """# What runs where
 
 Generated from the numbers in `docs/reports/data`; do not edit. `make targets` measures
@@ -84,9 +88,20 @@ without an error.
 """
 
 
+_REGISTRY = """## ONNX, beside another converter
+
+Programs with each public function of JAX, Flax and Equinox that has a value, as files of
+`onnx.save` and of jax2onnx, with the same JAX. Both files run in ONNX Runtime, with one thread, and
+are compared with `jax.jit` at ordinary inputs. **right**, refused and **wrong** are as above; ours
+is refused too where the comparison of `onnx.save` differs. A ratio is ours by theirs, of the files
+that are right in both. Times are medians of five alternating runs of programs that take more than
+50 microseconds.
+"""
+
+
 def text() -> str:
   """The page."""
-  parts = (_sweep, _replacements, _releases, _readers, _plain_tools)
+  parts = (_sweep, _replacements, _releases, _readers, _plain_tools, _registry)
   return "\n".join([_ABOUT, *(line for part in parts for line in part())])
 
 
@@ -249,3 +264,55 @@ def _plain_tools() -> Iterator[str]:
 
 def _verdict(verdict: str) -> str:
   return verdict if verdict == REFUSED else f"**{verdict}**"
+
+
+def _registry() -> Iterator[str]:
+  yield _REGISTRY
+  for version, section in reports.read("targets-registry").items():
+    by_library = collections.defaultdict[str, list[Mapping[str, Any]]](list)
+    for row in section.values():
+      by_library[row["library"]].append(row)
+    by_library["**all**"] = list(section.values())
+    counted = [f"{converter}: {verdict}" for converter in CONVERTERS for verdict in VERDICTS]
+    head = ["library", "programs", *counted, *(f"{figure}, median ratio" for figure in _FIGURES)]
+    totals = [
+      [name, len(rows), *_counts(rows), *_medians(rows)] for name, rows in by_library.items()
+    ]
+    yield from (f"### Programs, {version}", "", *table(head, totals), "")
+    for converter, other in (CONVERTERS, CONVERTERS[::-1]):
+      names = [
+        f"`{name}`"
+        for name, row in section.items()
+        if row[converter][0] == RIGHT and row[other][0] != RIGHT
+      ]
+      yield from _listed(f"Right only as a file of {converter}", names)
+    for figure in ("ms", "nodes"):
+      ratios = {name: _ratio(row, figure) for name, row in section.items()}
+      above = sorted((name for name in ratios if ratios[name] > _LIMIT), key=lambda n: -ratios[n])
+      items = [f"`{name}` {ratios[name]:.1f}" for name in above]
+      yield from _listed(f"Ratio of {figure} above {_LIMIT}", items)
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+  return [f"{title}, {len(items)}: {', '.join(items) or 'none'}.", ""]
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+  return [
+    sum(row[converter][0] == verdict for row in rows)
+    for converter in CONVERTERS
+    for verdict in VERDICTS
+  ]
+
+
+def _medians(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+  for figure in _FIGURES:
+    ratios = [ratio for row in rows if (ratio := _ratio(row, figure))]
+    yield f"{statistics.median(ratios):.2f}" if ratios else ""
+
+
+def _ratio(row: Mapping[str, Any], figure: str) -> float:
+  """Ours by theirs; 0 where one is not right, or has no such figure."""
+  ours, theirs = row[figure]
+  is_right = all(row[converter][0] == RIGHT for converter in CONVERTERS)
+  return ours / theirs if is_right and ours and theirs else 0.0

@@ -5,4 +5,4 @@ Each section of the page is a module here, with `rows()`, the names of its rows,
 each: its `sweep` keeps their counts. `faults(numbers)` of a module says what must not be.
 """
 
-SECTIONS = ("primitives", "plain", "readers", "onnx")
+SECTIONS = ("primitives", "plain", "readers", "onnx", "registry")

@@ -1,0 +1,50 @@
+"""Programs as files of converters, side by side; here the other converter is one of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from jax2tf.tools.lab.target_rows import registry, registry_rows
+
+ROW = "lax.sinh(x)"
+
+
+def of_another_row(row: str, file: Path) -> float:
+  return registry.our_export("lax.sin(x)", file)
+
+
+def refusing(row: str, file: Path) -> float:
+  raise NotImplementedError(row)
+
+
+def test_files_that_are_right_have_times() -> None:
+  exports = {"ours": registry.our_export, "other": registry.our_export}
+  numbers = registry.side_by_side(ROW, exports)
+  assert numbers["ours"] == numbers["other"] == ["right", ""]
+  assert numbers["library"] == "lax" and numbers["nodes"] == [1, 1]
+  assert numbers["bytes"][0] == numbers["bytes"][1] > 0
+  assert min(*numbers["seconds"], *numbers["ms"]) > 0
+
+
+def test_a_wrong_and_a_refused_file() -> None:
+  exports = {"ours": of_another_row, "other": refusing}
+  numbers = registry.side_by_side(ROW, exports)
+  assert numbers["ours"] == ["wrong", "output 0 has other values with b = 3"]
+  assert numbers["other"] == ["refused", f"NotImplementedError: {ROW}"]
+  assert numbers["nodes"] == [1, None] and numbers["ms"] == [None, None]
+  assert registry.faults({ROW: numbers}) == [f"{ROW}: our file is wrong"]
+
+
+def test_a_module_is_a_function_of_its_inputs() -> None:
+  program = registry_rows.program("nnx.LayerNorm(16, rngs=RNGS) | c")
+  (y,) = program.fun(*program.arrays(3))
+  assert program.inputs == ("c",) and y.shape == (3, 32, 16)
+  np.testing.assert_allclose(y.mean(-1), 0, atol=1e-6)  # sums of 16 numbers of about 1
+
+
+def test_complex_results_are_two_reals() -> None:
+  program = registry_rows.program("lax.complex(x, y)")
+  arrays = program.arrays(3)
+  np.testing.assert_array_equal(program.fun(*arrays), arrays)

@@ -1,0 +1,269 @@
+"""Programs as ONNX files of ours and of another converter, side by side.
+
+A worker exports a program, asks the other converter, in a process of its own environment, for its
+file, and runs both in ONNX Runtime. The environment has the same JAX and stays in build/registry.
+jax2onnx 0.17.1 needs JAX 0.10: with 0.12 it lacks ClosedJaxpr, in 5 of 17 programs tried.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+import onnxruntime
+
+from jax2tf.converters.bundle import calls
+from jax2tf.converters.export.source import Source
+from jax2tf.converters.onnx import exporter, opsets, target
+from jax2tf.converters.saved_model.builder import Model
+from jax2tf.converters.verify import plan
+from jax2tf.tools.lab import environments, measure, workers
+from jax2tf.tools.lab.pages.targets import CONVERTERS, REFUSED, RIGHT, WRONG
+from jax2tf.tools.lab.target_rows import registry_rows
+from tests.support.runtimes import REPOSITORY
+
+# Writes the file of a row, and returns the seconds that this takes.
+Export = Callable[[str, pathlib.Path], float]
+
+OTHER = "jax2onnx==0.17.1"
+_PATIENCE = 180  # seconds for one row
+_SHORT = 50e-3  # milliseconds; what takes less measures Python
+_WARM = "lax.sin(x)"  # the first export of a process loads libraries
+
+# |file - jax| <= tolerance * (largest |jax| + |jax|): sums of 256 numbers in another order.
+_TOLERANCES = {np.dtype(np.float16): 4e-3, np.dtype(np.float32): 3e-5}
+
+# The program of the other environment. It answers each line of JSON on stdin by one on stdout.
+_SERVE = """
+import importlib.util, json, os, sys, time, types
+replies, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+spec = importlib.util.spec_from_file_location("registry_rows", sys.argv[1])
+rows = importlib.util.module_from_spec(spec)
+sys.modules["registry_rows"] = rows
+spec.loader.exec_module(rows)
+import jax2onnx
+for line in sys.stdin:
+  row, file = json.loads(line)
+  try:
+    program = rows.program(row)
+    inputs = [rows.INPUTS[name] for name in program.inputs]
+    specs = [types.SimpleNamespace(shape=s, dtype=rows.DTYPES[dtype]) for dtype, s, _ in inputs]
+    start = time.perf_counter()
+    jax2onnx.to_onnx(program.fun, specs, return_mode="file", output_path=file)
+    answer = [time.perf_counter() - start, ""]
+  except Exception as error:
+    answer = [0.0, f"{type(error).__name__}: {error}"]
+  print(json.dumps(answer), file=replies, flush=True)
+"""
+
+
+class OtherConverter:
+  """The other converter, in a process of its environment."""
+
+  @staticmethod
+  def installed() -> pathlib.Path:
+    """Its Python, with our releases of JAX and of the libraries."""
+    ours = ("jax", "flax", "equinox", "onnxruntime")
+    requirements = [OTHER, *(f"{name}=={importlib.metadata.version(name)}" for name in ours)]
+    folder = REPOSITORY / "build" / "registry" / f"jax-{jax.__version__}"
+    return environments.installed(folder, requirements, [sys.executable])
+
+  def __init__(self) -> None:
+    self._process = subprocess.Popen(
+      [str(self.installed()), "-c", _SERVE, registry_rows.__file__],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
+      text=True,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+      self.exported(_WARM, pathlib.Path(folder, "warm.onnx"))
+
+  def exported(self, row: str, file: pathlib.Path) -> float:
+    """Writes the file of a row. Returns the seconds.
+
+    Raises:
+      RuntimeError: the converter refuses the row, or its process ends. The message quotes it.
+    """
+    assert self._process.stdin and self._process.stdout
+    self._process.stdin.write(json.dumps([row, str(file)]) + "\n")
+    self._process.stdin.flush()
+    line = self._process.stdout.readline()
+    if not line:
+      _other.cache_clear()
+      raise RuntimeError(f"the process ended with {self._process.wait()}")
+    seconds, error = json.loads(line)
+    if error:
+      raise RuntimeError(error)
+    return float(seconds)
+
+
+@functools.cache
+def _other() -> OtherConverter:
+  """The other converter of this worker."""
+  return OtherConverter()
+
+
+def rows() -> list[str]:
+  """The programs."""
+  return [*registry_rows.ROWS]
+
+
+def measured(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """What `side_by_side` says of each program."""
+  OtherConverter.installed()  # once, before the workers start
+  yield from workers.each(_row, [(name,) for name in names], _lost, processes=2, seconds=_PATIENCE)
+
+
+def faults(numbers: Mapping[str, Any]) -> list[str]:
+  """The programs whose file of ours is wrong without an error."""
+  return [f"{name}: our file is wrong" for name, row in numbers.items() if row["ours"][0] == WRONG]
+
+
+def side_by_side(row: str, exports: Mapping[str, Export]) -> dict[str, Any]:
+  """The files of converters for a program.
+
+  Args:
+    row: the program.
+    exports: {converter: how it writes a file}.
+
+  Returns:
+    "library": that of the program; {converter: [verdict, why]}; "seconds", "nodes", "bytes", "ms":
+    a number for each converter, or None. The milliseconds are the medians of five runs of
+    alternating calls of files that are all right, if one of them takes more than 50 microseconds.
+  """
+  program = registry_rows.program(row)
+  verdicts: dict[str, list[str]] = {}
+  seconds: dict[str, float] = {}
+  nodes: dict[str, int] = {}
+  sizes: dict[str, int] = {}
+  sessions: dict[str, Any] = {}
+  with tempfile.TemporaryDirectory(prefix="jax2tf-registry-") as folder:
+    for converter, export in exports.items():
+      file = pathlib.Path(folder, f"{converter}.onnx")
+      try:
+        seconds[converter] = export(row, file)
+        session = _session(file)
+        why = _difference(program, session)
+      except Exception as error:  # whatever a converter raises
+        verdicts[converter] = [REFUSED, calls.sentence(error)]
+        continue
+      verdicts[converter] = [WRONG, why] if why else [RIGHT, ""]
+      nodes[converter] = _nodes(onnx.load(file).graph)
+      sizes[converter], sessions[converter] = file.stat().st_size, session
+  are_right = all(verdict == RIGHT for verdict, _ in verdicts.values())
+  ms = _milliseconds(program, sessions) if are_right else {}
+  figures: Mapping[str, Mapping[str, float]] = {
+    "seconds": seconds,
+    "nodes": nodes,
+    "bytes": sizes,
+    "ms": ms,
+  }
+  return {
+    "library": registry_rows.ROWS[row],
+    **verdicts,
+    **{name: [of.get(converter) for converter in exports] for name, of in figures.items()},
+  }
+
+
+def our_export(row: str, file: pathlib.Path) -> float:
+  """Writes our file. Returns the seconds without those of the comparison.
+
+  Raises:
+    ExportError, NotImplementedError: as `onnx.save`.
+  """
+  program = registry_rows.program(row)
+  start = time.perf_counter()
+  model = Model({}, trainable=False, idioms=exporter.IDIOMS)
+  specs = {name: registry_rows.spec(name) for name in program.inputs}
+  model.add(lambda _, *inputs: program.fun(*inputs), inputs=specs)
+  source = Source.of(model)
+  exported = target.Onnx(True, plan.Comparison(samples=1), opsets.OLDEST, target.LARGEST)
+  written = exported.write(source, file.parent / f"{file.stem}-made", file.name)
+  seconds = time.perf_counter() - start
+  exported.compare(source, written)
+  written.path.rename(file)
+  return seconds
+
+
+def _row(row: str) -> tuple[str, dict[str, Any]]:
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    _warm()
+    ours, other = CONVERTERS
+    return row, side_by_side(row, {ours: our_export, other: _other().exported})
+
+
+@functools.cache
+def _warm() -> None:
+  with tempfile.TemporaryDirectory(prefix="jax2tf-registry-") as folder:
+    our_export(_WARM, pathlib.Path(folder, "warm.onnx"))
+
+
+def _lost(error: workers.LostError, row: str) -> tuple[str, dict[str, Any]]:
+  nothing = {name: [None] * len(CONVERTERS) for name in ("seconds", "nodes", "bytes", "ms")}
+  verdicts = {converter: [REFUSED, str(error)] for converter in CONVERTERS}
+  return row, {"library": registry_rows.ROWS[row], **verdicts, **nothing}
+
+
+def _session(file: pathlib.Path) -> onnxruntime.InferenceSession:
+  options = onnxruntime.SessionOptions()
+  options.intra_op_num_threads, options.log_severity_level = 1, 4
+  return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+def _call(program: registry_rows.Program, session: Any, batch: int) -> Callable[[], list[Any]]:
+  names = [given.name for given in session.get_inputs()]
+  inputs = dict(zip(names, program.arrays(batch), strict=True))
+  return lambda: session.run(None, inputs)
+
+
+def _difference(program: registry_rows.Program, session: Any) -> str:
+  """Where the values of a file are not those of jax.jit."""
+  for batch in registry_rows.SIZES:
+    expected = jax.jit(program.fun)(*program.arrays(batch))
+    actual = _call(program, session, batch)()
+    for i, (one, other) in enumerate(zip(actual, map(np.asarray, expected), strict=True)):
+      if one.shape != other.shape:
+        return f"output {i} has shape {one.shape}, and JAX's has {other.shape}"
+      if not _is_close(one, other):
+        return f"output {i} has other values with b = {batch}"
+  return ""
+
+
+def _is_close(actual: np.ndarray, expected: np.ndarray) -> bool:
+  if expected.dtype not in _TOLERANCES:
+    return np.array_equal(actual, expected)
+  tolerance = _TOLERANCES[expected.dtype]
+  largest = np.abs(expected[np.isfinite(expected)], dtype=np.float64).max(initial=0)
+  return np.allclose(actual, expected, tolerance, tolerance * largest, equal_nan=True)
+
+
+def _nodes(graph: onnx.GraphProto) -> int:
+  """With those of loops and branches."""
+  inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.g.node]
+  return len(graph.node) + sum(map(_nodes, inner))
+
+
+def _milliseconds(
+  program: registry_rows.Program, sessions: Mapping[str, Any]
+) -> Mapping[str, float]:
+  batch = registry_rows.SIZES[-1]
+  ways = {name: _call(program, session, batch) for name, session in sessions.items()}
+  if max(measure.milliseconds(ways, 0.0).values()) < _SHORT:
+    return {}
+  runs = measure.runs(ways, seconds=0.5)
+  return {name: statistics.median(series) for name, series in runs.items()}
