@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from jax2tf.tools.lab import reports
+from jax2tf.tools.lab.pages import targets
 from jax2tf.tools.lab.target_rows import registry, registry_rows
 
 ROW = "lax.sinh(x)"
@@ -48,3 +51,25 @@ def test_complex_results_are_two_reals() -> None:
   program = registry_rows.program("lax.complex(x, y)")
   arrays = program.arrays(3)
   np.testing.assert_array_equal(program.fun(*arrays), arrays)
+
+
+def kept(ours: str, theirs: str, ms: float) -> dict[str, object]:
+  figures = {"seconds": [0.2, 0.1], "nodes": [1, 1], "bytes": [9, 9], "ms": [ms, 1.0]}
+  return {"library": "lax", "ours": [ours, f"why {ours}"], "jax2onnx": [theirs, ""], **figures}
+
+
+def test_the_page_lists_what_only_the_other_has_right_and_the_largest_ratios(
+  monkeypatch: pytest.MonkeyPatch,
+) -> None:
+  both = {f"both {i}": kept("right", "right", i) for i in range(1, 14)}
+  one = {"a": kept("right", "wrong", 99), "b": kept("refused", "right", 99)}
+  read = reports.read
+  numbers = {"targets-registry": {"JAX": both | one}}
+  monkeypatch.setattr(reports, "read", lambda name: numbers.get(name) or read(name))
+  page = targets.text()
+  assert "| **all** | 15 | 14 | 1 | 0 | 14 | 0 | 1 | 7.00 | 1.00 | 1.00 | 2.00 |" in page
+  only = "Right only as a file of ours: 1.\nRight only as a file of jax2onnx: 1.\n\n"
+  assert f"{only}- `b`, ours: refused. `why refused`\n\nRatio of ms" in page
+  listed = [f"- `both {i}`: {i}.0, {i} to 1\n" for i in range(13, 3, -1)]
+  assert f"Ratio of ms above 1.3: 12 of 13. The largest:\n\n{''.join(listed)}\nRatio" in page
+  assert page.endswith("Ratio of nodes above 1.3: 0 of 13.\n")

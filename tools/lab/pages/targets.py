@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import heapq
 import operator
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from jax2tf.converters import onnx, tfjs, tflite  # noqa: F401  (they register t
 from jax2tf.converters.export import registry
 from jax2tf.converters.onnx import releases
 from jax2tf.tools.lab import reports
-from jax2tf.tools.lab.pages import table
+from jax2tf.tools.lab.pages import Rows, table
 
 TITLES = {"onnx": "ONNX Runtime", "tflite": "LiteRT", "tfjs": "TF.js"}
 STATUSES = {
@@ -32,8 +33,8 @@ _SHORT = STATUSES | {
 _RELEASE_KINDS = ("ordinary inputs", "NaN and infinities too")
 RIGHT, REFUSED, WRONG = VERDICTS = ("right", "refused", "wrong")
 CONVERTERS = ("ours", "jax2onnx")
-_FIGURES = ("ms", "nodes", "bytes", "seconds")  # of a row of the registry
-_LIMIT = 1.3
+FIGURES = ("ms", "nodes", "bytes", "seconds")  # of a row of the registry
+_LIMIT, _LARGEST = 1.3, 10  # of ratios: from which they count, and how many are listed
 _ABOUT = """# What runs where
 
 Generated from the numbers in `docs/reports/data`; do not edit. `make targets` measures
@@ -95,7 +96,7 @@ Programs with each public function of JAX, Flax and Equinox that has a value, as
 are compared with `jax.jit` at ordinary inputs. **right**, refused and **wrong** are as above; ours
 is refused too where the comparison of `onnx.save` differs. A ratio is ours by theirs, of the files
 that are right in both. Times are medians of five alternating runs of programs that take more than
-50 microseconds.
+50 microseconds. [The numbers](data/targets-registry.json) have a row for each program.
 """
 
 
@@ -248,9 +249,8 @@ def _plain_tools() -> Iterator[str]:
   yield ""
   for model, row in section.items():
     for column in columns:
-      verdict, why = row[column]
-      if verdict != RIGHT:
-        yield f"- {model}, {column}: {verdict}. `{why[:200].replace('`', ' ')}`"
+      if row[column][0] != RIGHT:
+        yield _reason(model, column, row)
   for other, before in older:
     differing = [
       f"{model}, {column}: {row[column][0]}"
@@ -262,6 +262,11 @@ def _plain_tools() -> Iterator[str]:
   yield ""
 
 
+def _reason(name: str, column: str, row: Mapping[str, Any]) -> str:
+  verdict, why = row[column]
+  return f"- {name}, {column}: {verdict}. `{why[:200].replace('`', ' ')}`"
+
+
 def _verdict(verdict: str) -> str:
   return verdict if verdict == REFUSED else f"**{verdict}**"
 
@@ -269,50 +274,70 @@ def _verdict(verdict: str) -> str:
 def _registry() -> Iterator[str]:
   yield _REGISTRY
   for version, section in reports.read("targets-registry").items():
-    by_library = collections.defaultdict[str, list[Mapping[str, Any]]](list)
-    for row in section.values():
-      by_library[row["library"]].append(row)
-    by_library["**all**"] = list(section.values())
+    by_library = collections.defaultdict[str, dict[str, Any]](dict)
+    for name, row in section.items():
+      by_library[row["library"]][name] = row
+    by_library["**all**"] = section
     counted = [f"{converter}: {verdict}" for converter in CONVERTERS for verdict in VERDICTS]
-    head = ["library", "programs", *counted, *(f"{figure}, median ratio" for figure in _FIGURES)]
+    head = ["library", "programs", *counted, *(f"{figure}, median ratio" for figure in FIGURES)]
     totals = [
       [name, len(rows), *_counts(rows), *_medians(rows)] for name, rows in by_library.items()
     ]
     yield from (f"### Programs, {version}", "", *table(head, totals), "")
-    for converter, other in (CONVERTERS, CONVERTERS[::-1]):
-      names = [
-        f"`{name}`"
-        for name, row in section.items()
-        if row[converter][0] == RIGHT and row[other][0] != RIGHT
-      ]
-      yield from _listed(f"Right only as a file of {converter}", names)
+    yield from _right_only_in_one(section)
     for figure in ("ms", "nodes"):
-      ratios = {name: _ratio(row, figure) for name, row in section.items()}
-      above = sorted((name for name in ratios if ratios[name] > _LIMIT), key=lambda n: -ratios[n])
-      items = [f"`{name}` {ratios[name]:.1f}" for name in above]
-      yield from _listed(f"Ratio of {figure} above {_LIMIT}", items)
+      yield from _largest(section, figure)
 
 
-def _listed(title: str, items: Sequence[str]) -> list[str]:
-  return [f"{title}, {len(items)}: {', '.join(items) or 'none'}.", ""]
+def _right_only_in_one(section: Rows) -> Iterator[str]:
+  """The counts, and the programs that only the other converter has right, with our reasons."""
+  ours, theirs = CONVERTERS
+  right = {
+    converter: {name for name, row in section.items() if row[converter][0] == RIGHT}
+    for converter in CONVERTERS
+  }
+  only_theirs = [name for name in section if name in right[theirs] - right[ours]]
+  yield f"Right only as a file of {ours}: {len(right[ours] - right[theirs])}."
+  yield f"Right only as a file of {theirs}: {len(only_theirs)}."
+  yield ""
+  if only_theirs:
+    yield from (_reason(f"`{name}`", ours, section[name]) for name in only_theirs)
+    yield ""
 
 
-def _counts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+def _largest(section: Rows, figure: str) -> Iterator[str]:
+  """The count of the ratios of a figure above the limit, and the largest of them."""
+  ratios = _ratios(section, figure)
+  above = {name: ratio for name, ratio in ratios.items() if ratio > _LIMIT}
+  largest = heapq.nlargest(_LARGEST, above, key=lambda name: above[name])
+  count = f"Ratio of {figure} above {_LIMIT}: {len(above)} of {len(ratios)}."
+  yield f"{count} The largest:" if above else count
+  yield ""
+  for name in largest:
+    ours, theirs = section[name][figure]
+    yield f"- `{name}`: {above[name]:.1f}, {ours:.3g} to {theirs:.3g}"
+  if largest:
+    yield ""
+
+
+def _counts(rows: Rows) -> list[int]:
   return [
-    sum(row[converter][0] == verdict for row in rows)
+    sum(row[converter][0] == verdict for row in rows.values())
     for converter in CONVERTERS
     for verdict in VERDICTS
   ]
 
 
-def _medians(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-  for figure in _FIGURES:
-    ratios = [ratio for row in rows if (ratio := _ratio(row, figure))]
-    yield f"{statistics.median(ratios):.2f}" if ratios else ""
+def _medians(rows: Rows) -> Iterator[str]:
+  for figure in FIGURES:
+    ratios = _ratios(rows, figure)
+    yield f"{statistics.median(ratios.values()):.2f}" if ratios else ""
 
 
-def _ratio(row: Mapping[str, Any], figure: str) -> float:
-  """Ours by theirs; 0 where one is not right, or has no such figure."""
-  ours, theirs = row[figure]
-  is_right = all(row[converter][0] == RIGHT for converter in CONVERTERS)
-  return ours / theirs if is_right and ours and theirs else 0.0
+def _ratios(rows: Rows, figure: str) -> dict[str, float]:
+  """Ours by theirs, of the programs that are right in both and have the figure."""
+  return {
+    name: row[figure][0] / row[figure][1]
+    for name, row in rows.items()
+    if all(row[converter][0] == RIGHT for converter in CONVERTERS) and all(row[figure])
+  }
