@@ -5,12 +5,8 @@ An environment has the release and NumPy only. It stays in build/onnx-runtimes f
 
 from __future__ import annotations
 
-import contextlib
-import json
 import pathlib
-import subprocess
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,9 +22,8 @@ FOLDER = REPOSITORY / "build" / "onnx-runtimes"
 _NUMPY = "numpy<2"
 _PATIENCE = 120  # seconds for one model; a loop with a wrong condition does not end
 
-# The program of an environment. It answers each line of JSON on stdin by one on stdout.
-_SERVE = """
-import json, sys
+# The program of an environment.
+_PROGRAM = """
 import numpy as np, onnxruntime
 options = onnxruntime.SessionOptions()
 options.log_severity_level, options.intra_op_num_threads = 4, 1
@@ -51,13 +46,8 @@ def kernels():
     for kernel in getattr(state, "get_all_opkernel_def", lambda: [])()
     if kernel.provider == "CPUExecutionProvider" and kernel.domain == ""
   ]
-for line in sys.stdin:
-  asked, result, error = json.loads(line), None, ""
-  try:
-    result = {"answers": answers, "kernels": kernels}[asked[0]](*asked[1:])
-  except Exception as raised:
-    error = f"{type(raised).__name__}: {raised}"
-  print(json.dumps([result, error]), flush=True)
+def answer(what, *asked):
+  return {"answers": answers, "kernels": kernels}[what](*asked)
 """
 
 
@@ -65,8 +55,8 @@ class Release:
   """A release 1.`number` of ONNX Runtime, in a process that starts when it is first asked."""
 
   def __init__(self, number: int, python: pathlib.Path):
-    self.number, self._python = number, python
-    self._process: subprocess.Popen[str] | None = None
+    self.number = number
+    self._program = environments.Program(python, _PROGRAM, seconds=_PATIENCE)
 
   @classmethod
   def installed(cls, number: int, interpreters: Sequence[str]) -> Release:
@@ -84,7 +74,7 @@ class Release:
 
   def opens(self, model: pathlib.Path) -> bool:
     """Whether the release opens a model."""
-    _, error = self._ask("answers", str(model), [])
+    _, error = self._program.ask("answers", str(model), [])
     return not error
 
   def answers(self, model: pathlib.Path, inputs: Sequence[Mapping[str, Any]]) -> list[calls.Answer]:
@@ -97,7 +87,7 @@ class Release:
         np.savez(folder / f"in_{i}", *map(bfloat16.as_held, map(np.asarray, arrays.values())))
         files = [str(folder / f"{kind}_{i}.npz") for kind in ("in", "out")]
         asked.append([list(arrays), *files])
-      result, error = self._ask("answers", str(model), asked)
+      result, error = self._program.ask("answers", str(model), asked)
       names, errors = result or ([], [error] * len(inputs))
       return [
         calls.failed(failure) if failure else _answer(names, out)
@@ -107,37 +97,10 @@ class Release:
   def kernels(self) -> list[tuple[str, int, int, Mapping[str, Sequence[str]]]]:
     """(op, first opset, last opset, {type variable: types}) of each CPU kernel. None before 1.16,
     which does not list them."""
-    found, error = self._ask("kernels")
+    found, error = self._program.ask("kernels")
     if error:
       raise RuntimeError(f"ONNX Runtime 1.{self.number}: {error}")
     return [(op, first, last, types) for op, first, last, types in found]
-
-  def _ask(self, *asked: Any) -> tuple[Any, str]:
-    """(result, error)."""
-    process = self._process or self._started()
-    assert process.stdin and process.stdout
-    late = threading.Timer(_PATIENCE, process.kill)
-    late.start()
-    with contextlib.suppress(BrokenPipeError):
-      process.stdin.write(json.dumps(asked) + "\n")
-      process.stdin.flush()
-    line = process.stdout.readline()
-    late.cancel()
-    if line:
-      result, error = json.loads(line)
-      return result, error
-    self._process = None
-    return None, f"the process ended with {process.wait()}"
-
-  def _started(self) -> subprocess.Popen[str]:
-    self._process = subprocess.Popen(
-      [str(self._python), "-c", _SERVE],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
-      text=True,
-    )
-    return self._process
 
 
 def _answer(names: Sequence[str], file: Any) -> calls.Answer:

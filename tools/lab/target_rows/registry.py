@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,17 +26,18 @@ import onnxruntime
 from jax2tf.converters.bundle import calls
 from jax2tf.converters.export.source import Source
 from jax2tf.converters.onnx import exporter, opsets, target
+from jax2tf.converters.onnx.model import quiet_options
 from jax2tf.converters.saved_model.builder import Model
 from jax2tf.converters.verify import plan
 from jax2tf.tools.lab import environments, measure, workers
-from jax2tf.tools.lab.pages.targets import CONVERTERS, REFUSED, RIGHT, WRONG
+from jax2tf.tools.lab.pages.targets import CONVERTERS, FIGURES, REFUSED, RIGHT, WRONG
 from jax2tf.tools.lab.target_rows import registry_rows
 from tests.support.runtimes import REPOSITORY
 
 # Writes the file of a row, and returns the seconds that this takes.
 Export = Callable[[str, pathlib.Path], float]
 
-OTHER = "jax2onnx==0.17.1"
+_OTHER = "jax2onnx==0.17.1"
 _PATIENCE = 180  # seconds for one row
 _SHORT = 50e-3  # milliseconds; what takes less measures Python
 _WARM = "lax.sin(x)"  # the first export of a process loads libraries
@@ -46,75 +45,24 @@ _WARM = "lax.sin(x)"  # the first export of a process loads libraries
 # |file - jax| <= tolerance * (largest |jax| + |jax|): sums of 256 numbers in another order.
 _TOLERANCES = {np.dtype(np.float16): 4e-3, np.dtype(np.float32): 3e-5}
 
-# The program of the other environment. It answers each line of JSON on stdin by one on stdout.
-_SERVE = """
-import importlib.util, json, os, sys, time, types
-replies, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+# The program of the other environment.
+_PROGRAM = """
+import importlib.util, os, sys, tempfile, time, types
 spec = importlib.util.spec_from_file_location("registry_rows", sys.argv[1])
 rows = importlib.util.module_from_spec(spec)
 sys.modules["registry_rows"] = rows
 spec.loader.exec_module(rows)
 import jax2onnx
-for line in sys.stdin:
-  row, file = json.loads(line)
-  try:
-    program = rows.program(row)
-    inputs = [rows.INPUTS[name] for name in program.inputs]
-    specs = [types.SimpleNamespace(shape=s, dtype=rows.DTYPES[dtype]) for dtype, s, _ in inputs]
-    start = time.perf_counter()
-    jax2onnx.to_onnx(program.fun, specs, return_mode="file", output_path=file)
-    answer = [time.perf_counter() - start, ""]
-  except Exception as error:
-    answer = [0.0, f"{type(error).__name__}: {error}"]
-  print(json.dumps(answer), file=replies, flush=True)
+def answer(row, file):
+  program = rows.program(row)
+  inputs = [rows.INPUTS[name] for name in program.inputs]
+  specs = [types.SimpleNamespace(shape=s, dtype=rows.DTYPES[dtype]) for dtype, s, _ in inputs]
+  start = time.perf_counter()
+  jax2onnx.to_onnx(program.fun, specs, return_mode="file", output_path=file)
+  return time.perf_counter() - start
+with tempfile.TemporaryDirectory() as folder:
+  answer(sys.argv[2], os.path.join(folder, "warm.onnx"))
 """
-
-
-class OtherConverter:
-  """The other converter, in a process of its environment."""
-
-  @staticmethod
-  def installed() -> pathlib.Path:
-    """Its Python, with our releases of JAX and of the libraries."""
-    ours = ("jax", "flax", "equinox", "onnxruntime")
-    requirements = [OTHER, *(f"{name}=={importlib.metadata.version(name)}" for name in ours)]
-    folder = REPOSITORY / "build" / "registry" / f"jax-{jax.__version__}"
-    return environments.installed(folder, requirements, [sys.executable])
-
-  def __init__(self) -> None:
-    self._process = subprocess.Popen(
-      [str(self.installed()), "-c", _SERVE, registry_rows.__file__],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
-      text=True,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-      self.exported(_WARM, pathlib.Path(folder, "warm.onnx"))
-
-  def exported(self, row: str, file: pathlib.Path) -> float:
-    """Writes the file of a row. Returns the seconds.
-
-    Raises:
-      RuntimeError: the converter refuses the row, or its process ends. The message quotes it.
-    """
-    assert self._process.stdin and self._process.stdout
-    self._process.stdin.write(json.dumps([row, str(file)]) + "\n")
-    self._process.stdin.flush()
-    line = self._process.stdout.readline()
-    if not line:
-      _other.cache_clear()
-      raise RuntimeError(f"the process ended with {self._process.wait()}")
-    seconds, error = json.loads(line)
-    if error:
-      raise RuntimeError(error)
-    return float(seconds)
-
-
-@functools.cache
-def _other() -> OtherConverter:
-  """The other converter of this worker."""
-  return OtherConverter()
 
 
 def rows() -> list[str]:
@@ -124,7 +72,7 @@ def rows() -> list[str]:
 
 def measured(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
   """What `side_by_side` says of each program."""
-  OtherConverter.installed()  # once, before the workers start
+  _other_python()  # installs it once, before the workers start
   yield from workers.each(_row, [(name,) for name in names], _lost, processes=2, seconds=_PATIENCE)
 
 
@@ -147,31 +95,24 @@ def side_by_side(row: str, exports: Mapping[str, Export]) -> dict[str, Any]:
   """
   program = registry_rows.program(row)
   verdicts: dict[str, list[str]] = {}
-  seconds: dict[str, float] = {}
-  nodes: dict[str, int] = {}
-  sizes: dict[str, int] = {}
+  figures: dict[str, dict[str, float]] = {figure: {} for figure in FIGURES}
   sessions: dict[str, Any] = {}
   with tempfile.TemporaryDirectory(prefix="jax2tf-registry-") as folder:
     for converter, export in exports.items():
       file = pathlib.Path(folder, f"{converter}.onnx")
       try:
-        seconds[converter] = export(row, file)
+        figures["seconds"][converter] = export(row, file)
         session = _session(file)
         why = _difference(program, session)
       except Exception as error:  # whatever a converter raises
         verdicts[converter] = [REFUSED, calls.sentence(error)]
         continue
       verdicts[converter] = [WRONG, why] if why else [RIGHT, ""]
-      nodes[converter] = _nodes(onnx.load(file).graph)
-      sizes[converter], sessions[converter] = file.stat().st_size, session
-  are_right = all(verdict == RIGHT for verdict, _ in verdicts.values())
-  ms = _milliseconds(program, sessions) if are_right else {}
-  figures: Mapping[str, Mapping[str, float]] = {
-    "seconds": seconds,
-    "nodes": nodes,
-    "bytes": sizes,
-    "ms": ms,
-  }
+      figures["nodes"][converter] = _nodes(onnx.load(file).graph)
+      figures["bytes"][converter] = file.stat().st_size
+      sessions[converter] = session
+  if all(verdict == RIGHT for verdict, _ in verdicts.values()):
+    figures["ms"] = _milliseconds(program, sessions)
   return {
     "library": registry_rows.ROWS[row],
     **verdicts,
@@ -199,12 +140,39 @@ def our_export(row: str, file: pathlib.Path) -> float:
   return seconds
 
 
+def other_export(row: str, file: pathlib.Path) -> float:
+  """Has the other converter write its file. Returns the seconds.
+
+  Raises:
+    RuntimeError: it refuses the row, or its process ends. The message quotes it.
+  """
+  seconds, error = _other().ask(row, str(file))
+  if error:
+    raise RuntimeError(error)
+  return float(seconds)
+
+
+@functools.cache
+def _other() -> environments.Program:
+  """The other converter of this worker."""
+  arguments = (registry_rows.__file__, _WARM)
+  return environments.Program(_other_python(), _PROGRAM, *arguments, seconds=_PATIENCE)
+
+
+def _other_python() -> pathlib.Path:
+  """That of an environment with the other converter, our JAX and our libraries."""
+  ours = ("jax", "flax", "equinox", "onnxruntime")
+  requirements = [_OTHER, *(f"{name}=={importlib.metadata.version(name)}" for name in ours)]
+  folder = REPOSITORY / "build" / "registry" / f"jax-{jax.__version__}"
+  return environments.installed(folder, requirements, [sys.executable])
+
+
 def _row(row: str) -> tuple[str, dict[str, Any]]:
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     _warm()
     ours, other = CONVERTERS
-    return row, side_by_side(row, {ours: our_export, other: _other().exported})
+    return row, side_by_side(row, {ours: our_export, other: other_export})
 
 
 @functools.cache
@@ -214,14 +182,14 @@ def _warm() -> None:
 
 
 def _lost(error: workers.LostError, row: str) -> tuple[str, dict[str, Any]]:
-  nothing = {name: [None] * len(CONVERTERS) for name in ("seconds", "nodes", "bytes", "ms")}
+  nothing = {figure: [None] * len(CONVERTERS) for figure in FIGURES}
   verdicts = {converter: [REFUSED, str(error)] for converter in CONVERTERS}
   return row, {"library": registry_rows.ROWS[row], **verdicts, **nothing}
 
 
 def _session(file: pathlib.Path) -> onnxruntime.InferenceSession:
-  options = onnxruntime.SessionOptions()
-  options.intra_op_num_threads, options.log_severity_level = 1, 4
+  options = quiet_options()
+  options.intra_op_num_threads = 1
   return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
@@ -258,9 +226,7 @@ def _nodes(graph: onnx.GraphProto) -> int:
   return len(graph.node) + sum(map(_nodes, inner))
 
 
-def _milliseconds(
-  program: registry_rows.Program, sessions: Mapping[str, Any]
-) -> Mapping[str, float]:
+def _milliseconds(program: registry_rows.Program, sessions: Mapping[str, Any]) -> dict[str, float]:
   batch = registry_rows.SIZES[-1]
   ways = {name: _call(program, session, batch) for name, session in sessions.items()}
   if max(measure.milliseconds(ways, 0.0).values()) < _SHORT:
