@@ -21,7 +21,7 @@
 #   make speed        models, functions and rules against jax.jit and hand-written TensorFlow, and the report docs/reports/speed.md
 #   make serving      `jax2tf serve` under load, in a long run and with random requests, and the report docs/reports/serving.md; about an hour; SERVING_ARGS=--parts=load for a part
 #   make power-cut    100 saves cut off as by a power failure, on a loop device (Linux, root), for docs/reports/serving.md; 30 minutes
-#   make targets      primitives, programs and models in the runtime of each target, in plain tools, in older releases, from a wheel and beside another converter, resumable, and the report docs/reports/targets.md
+#   make targets      primitives, programs and models in the runtime of each target, in plain tools, in older releases and beside another converter, resumable, and the report docs/reports/targets.md
 #   make models       the zoo of tests/support/models in every runtime, MiniLM with each quantization, functions of Diffrax, NumPyro and other libraries, resumable, and the report docs/reports/models.md
 #   make reports      writes the pages and the chart of docs/reports anew from docs/reports/data, without measuring
 #   make golden       rewrites the op counts of ten models, after a deliberate change of the graphs

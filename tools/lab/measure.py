@@ -7,35 +7,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+_WARM_UP, _LEAST = 3, 5  # rounds before a measurement, and the fewest in it
 
-def milliseconds(
-  calls: Mapping[str, Callable[[], Any]],
-  seconds: float,
-  warmup: int = 3,
-  least: int = 5,
-  of: Callable[[Sequence[float]], float] = statistics.median,
-) -> dict[str, float]:
+
+def milliseconds(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
   """The median time of each call. The calls are interleaved, so that noise of the machine affects
   all and ratios stay valid.
 
   Args:
     calls: name -> a call that returns when its work is done.
-    seconds: the duration of the measurement of all calls together.
-    warmup: the number of rounds before the measurement.
-    least: the smallest number of measured rounds, however long they take.
-    of: reduces the times of a call to one number.
+    seconds: the duration of the measurement of all calls together, if its fewest rounds take less.
   """
   times: dict[str, list[float]] = {name: [] for name in calls}
-  for call in (*calls.values(),) * warmup:
+  for call in (*calls.values(),) * _WARM_UP:
     call()
   rounds, end = 0, time.perf_counter() + seconds
-  while time.perf_counter() < end or rounds < least:
+  while time.perf_counter() < end or rounds < _LEAST:
     rounds += 1
     for name, call in calls.items():
       start = time.perf_counter()
       call()
       times[name].append(time.perf_counter() - start)
-  return {name: 1e3 * of(series) for name, series in times.items()}
+  return {name: 1e3 * statistics.median(series) for name, series in times.items()}
 
 
 def runs(
@@ -52,12 +45,9 @@ def ratios(ms: Mapping[str, Sequence[float]], way: str, other: str) -> list[floa
   return sorted(a / b for a, b in zip(ms[way], ms[other], strict=True))
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
+def spread(values: Sequence[float]) -> str:
   """`**median** (least to most)`."""
-  return (
-    f"**{statistics.median(values):.{digits}f}** ({min(values):.{digits}f} to "
-    f"{max(values):.{digits}f})"
-  )
+  return f"**{statistics.median(values):.2f}** ({min(values):.2f} to {max(values):.2f})"
 
 
 def pyplot() -> Any:

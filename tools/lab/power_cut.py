@@ -293,8 +293,7 @@ def outcomes(kind: Kind, cuts: int, sync: bool, seed: int) -> Counter[str]:
   help="How many saves to cut, with fsync and as often without.",
 )
 def main(cuts: int) -> None:
-  """Cuts and writes the report. Exits with 1 if a model was half, gone or
-  lost."""
+  """Cuts and writes the report. Exits with 1 if a model was half, gone or lost."""
   if sys.platform != "linux" or os.geteuid() != 0:
     sys.exit("this mounts a loop device, so it needs Linux and root")
   ways, found = kinds(), {}

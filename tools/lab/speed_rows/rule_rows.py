@@ -60,10 +60,6 @@ def _vector(n: int) -> list[np.ndarray]:
   return [_normal(n)]
 
 
-def _columns(n: int) -> list[np.ndarray]:
-  return [_normal(n, 16)]
-
-
 def _square(n: int) -> list[np.ndarray]:
   return [_normal(n, n)]
 
@@ -107,11 +103,9 @@ def _image(*rest: int, kernel: Sequence[int], batch: int = 2) -> Callable[[int],
   return lambda n: [_normal(batch, n, *rest), _normal(*kernel)]
 
 
-def _set_rows(x: jax.Array, steps: int | None = None) -> jax.Array:
-  """Updates one element after another, `steps` of them or all if it is None."""
-  return lax.fori_loop(
-    0, steps or x.shape[0], lambda i, x: lax.dynamic_update_slice(x, jnp.ones(1) * i, (i,)), x
-  )
+def _set_64(x: jax.Array) -> jax.Array:
+  """Updates one element after another."""
+  return lax.fori_loop(0, 64, lambda i, x: lax.dynamic_update_slice(x, jnp.ones(1) * i, (i,)), x)
 
 
 def _linear_recurrence(a: jax.Array, b: jax.Array) -> Any:
@@ -220,9 +214,7 @@ ROWS: dict[str, Row] = {
   "dot: i32": Row(
     jnp.matmul, lambda n: [_integers(99, n, n), _integers(99, n, n)], 256, differentiable=False
   ),
-  "dynamic_update_slice: 64 times": Row(
-    lambda x: _set_rows(x, 64), _vector, 131072, differentiable=False
-  ),
+  "dynamic_update_slice: 64 times": Row(_set_64, _vector, 131072, differentiable=False),
   "linalg: cholesky": Row(
     lambda a: lax.linalg.cholesky(a, symmetrize_input=False), _only(_definite), 512
   ),
