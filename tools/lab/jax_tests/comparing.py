@@ -120,8 +120,7 @@ def _differs(i: int, want: Array, got: Array, allowed: Tolerance, coarsest: floa
 
 def _first(want: Array, got: Array) -> str:
   with np.errstate(all="ignore"):
-    same = (want == got) | ((want != want) & (got != got))
-  unequal = np.flatnonzero(~same.ravel())
+    unequal = np.flatnonzero(~leaves.same(want, got).ravel())
   at = unequal[0] if len(unequal) else 0
   values = f"{got.ravel()[at]}, JAX has {want.ravel()[at]}"
   return f"{len(unequal)} of {want.size} differ, the first at {at}: {values}"
@@ -139,13 +138,12 @@ def _of_integers(want: Array, got: Array) -> Difference:
 
 
 def _of_numbers(want: Array, got: Array, allowed: Tolerance, coarsest: float) -> Difference:
-  wide = np.complex128 if jax.numpy.issubdtype(want.dtype, np.complexfloating) else np.float64
   epsilon = max(coarsest, float(jnp.finfo(want.dtype).eps))
   # TF 2.21: its CPU kernels flush subnormal numbers to zero.
   tiny = float(jnp.finfo(want.dtype).tiny)
-  a, b = want.astype(wide), got.astype(wide)
+  a, b = leaves.wide(want), leaves.wide(got)
   with np.errstate(all="ignore"):
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    same = leaves.same(a, b)
     finite = np.isfinite(a) & np.isfinite(b)
     if (np.isnan(a) != np.isnan(b)).any():
       return Difference("nan")

@@ -94,6 +94,7 @@ def _of_equation(eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> D
   """Whether ours is a right answer, to some units in the last place of the largest number."""
   arrays = [np.asarray(x) for x in operands]
   ours = jax2tf.convert(lambda *operands: _bound(eqn, operands))(*arrays)
+  # So that what is computed of them rounds no more.
   wide, got, want = ([_wide(leaves.as_numpy(x)) for x in of] for of in (arrays, ours, results))
   params = types.SimpleNamespace(params=eqn.params)
   got, want = CHECKS[eqn.primitive.name](params, wide, got, want)
@@ -103,8 +104,4 @@ def _of_equation(eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> D
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
-  """In 64 bits, so that what is computed of it rounds no more."""
-  if not leaves.is_inexact(x):
-    return x
-  is_complex = jax.numpy.issubdtype(x.dtype, np.complexfloating)
-  return x.astype(np.complex128 if is_complex else np.float64)
+  return leaves.wide(x) if leaves.is_inexact(x) else x

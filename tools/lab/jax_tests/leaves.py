@@ -56,6 +56,17 @@ def is_inexact(x: Any) -> bool:
   return bool(jax.numpy.issubdtype(dtype, np.inexact))
 
 
+def wide(x: np.ndarray) -> np.ndarray:
+  """Numbers in 64 bits, complex ones in 128."""
+  is_complex = jax.numpy.issubdtype(x.dtype, np.complexfloating)
+  return x.astype(np.complex128 if is_complex else np.float64)
+
+
+def same(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+  """Where numbers are equal, or both NaN."""
+  return np.asarray((x == y) | ((x != x) & (y != y)))
+
+
 def own(x: Any) -> Any:
   """A copy that outlives donation, and the caller's changes."""
   return np.array(x) if is_array(x) else x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -93,7 +93,7 @@ class Subject:
 
     self.fun, self.arrays = fun, [own[i] for i in at]
     self._jitted = jit(fun)
-    self._parts = call, own, tree, sizes
+    self._leaves, self._parts = own, (call, tree, sizes)
 
   def expected(self) -> Any:
     """The result of jax.jit.
@@ -106,9 +106,7 @@ class Subject:
   def retraced(self) -> Any:
     """As `expected`, of a new trace: a function may keep a tracer of its first one, and fails only
     from the second on."""
-    call, own, tree, sizes = self._parts
-    args, kwargs = jax.tree.unflatten(tree, own)
-    return Subject(call, args, kwargs, sizes).expected()
+    return self._again(self._leaves)
 
   def op_by_op(self) -> Any:
     """As `expected`, without jax.jit."""
@@ -117,13 +115,17 @@ class Subject:
 
   def shaken(self) -> Any:
     """As `expected`, of arguments with other last bits, also those that are constants."""
-    call, own, tree, sizes = self._parts
-    args, kwargs = jax.tree.unflatten(tree, leaves.shaken(own))
-    return Subject(call, args, kwargs, sizes).expected()
+    return self._again(leaves.shaken(self._leaves))
 
   def key(self) -> str:
     """Tells the calls in one test apart."""
-    return "|".join(map(_told, self._parts[1]))
+    return "|".join(map(_told, self._leaves))
+
+  def _again(self, own: Sequence[Any]) -> Any:
+    """As `expected`, of a call with these leaves."""
+    call, tree, sizes = self._parts
+    args, kwargs = jax.tree.unflatten(tree, own)
+    return Subject(call, args, kwargs, sizes).expected()
 
 
 def _is_integer(x: Any) -> bool:
