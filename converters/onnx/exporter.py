@@ -20,7 +20,7 @@ from ..export import pipeline
 from ..export.pipeline import Exported
 from ..saved_model.builder import Model
 from ..verify.plan import Comparison
-from .model import extra, quiet_options
+from . import runtime
 from .opsets import OLDEST
 from .target import FLOAT32, LARGEST, Onnx, answers, data_files
 
@@ -198,7 +198,5 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
     for data in data_files(paths.of(path)):
       if isinstance(data, paths.Address):
         data.fetch(file.parent)
-    session = extra("onnxruntime").InferenceSession(
-      os.fspath(file), quiet_options(), providers=["CPUExecutionProvider"]
-    )
+    session = runtime.session(os.fspath(file))
     return pipeline.single(functools.partial(answers, session), inputs)

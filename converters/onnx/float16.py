@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import extras
+from .runtime import extra, session
 
 _FLOAT, _FLOAT16 = 1, 10  # onnx.TensorProto
 _PRODUCTS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul"])
@@ -74,7 +74,7 @@ def halved(proto: Any, weights: Mapping[str, np.ndarray]) -> Halved:
     proto: the onnx.ModelProto, which stays as it is.
     weights: {input that stands for a parameter: its value}.
   """
-  onnx = _onnx()
+  onnx = extra("onnx")
   inferred = onnx.shape_inference.infer_shapes(proto).graph
   constants = {
     tensor.name: onnx.numpy_helper.to_array(tensor)
@@ -100,10 +100,6 @@ def halved(proto: Any, weights: Mapping[str, np.ndarray]) -> Halved:
     if value.name in narrow:
       value.name, value.type.tensor_type.elem_type = narrow[value.name], _FLOAT16
   return Halved(result, ways.rounded, narrow)
-
-
-def _onnx() -> Any:
-  return extras.module("onnx", "onnx", "exporting to ONNX")
 
 
 class _Ways:
@@ -173,7 +169,7 @@ class _Ways:
       self._cast(self.narrow[name], name, _FLOAT)
 
   def _cast(self, operand: str, result: str, dtype: int) -> None:
-    cast = _onnx().helper.make_node("Cast", [operand], [result], f"{result}/Cast", to=dtype)
+    cast = extra("onnx").helper.make_node("Cast", [operand], [result], f"{result}/Cast", to=dtype)
     self.nodes.append(cast)
 
 
@@ -193,7 +189,7 @@ def _captured(node: Any) -> Iterator[str]:
 
 def _stored(graph: Any, ways: _Ways) -> Iterator[Any]:
   """The initializers, each in the forms that the nodes use."""
-  helper = _onnx().numpy_helper
+  helper = extra("onnx").numpy_helper
   used = {name for node in ways.nodes for name in (*node.input, *_captured(node))}
   used |= {output.name for output in graph.output}
   # a large constant has one form in the file; a Cast makes the other
@@ -216,7 +212,7 @@ def largest(
     tensors: names of tensors of its outermost graph.
     feeds: the inputs of each run.
   """
-  onnx = _onnx()
+  onnx = extra("onnx")
   measured = onnx.ModelProto()
   measured.CopyFrom(proto)
   graph, helper = measured.graph, onnx.helper
@@ -238,13 +234,8 @@ def largest(
       graph.node.append(helper.make_node(op, operands, [f"{result}/{name}"], **axis))
     graph.node.append(helper.make_node("ReduceMax", [f"{result}/magnitude"], [result], keepdims=0))
     graph.output.append(helper.make_tensor_value_info(result, _FLOAT, []))
-  runtime = extras.module("onnxruntime", "onnx", "exporting to ONNX")
-  options = runtime.SessionOptions()
-  options.log_severity_level = 4
-  session = runtime.InferenceSession(
-    measured.SerializeToString(), options, providers=["CPUExecutionProvider"]
-  )
-  found = [[float(x) for x in session.run(results, dict(feed))] for feed in feeds]
+  opened = session(measured.SerializeToString())
+  found = [[float(x) for x in opened.run(results, dict(feed))] for feed in feeds]
   return {
     tensor: max(values)
     for tensor, values in zip(tensors, zip(*found, strict=True), strict=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from . import opsets
 from .bfloat16 import ROUNDING
+from .runtime import extra
 
 # onnx.TensorProto has these numbers.
 _INT64, _BOOL, _BFLOAT16 = 7, 9, 16
@@ -56,9 +57,6 @@ def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 def _gather(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """GatherElements of elements along the last axis, of which tf2onnx makes a GatherND; other
   gathers are tf2onnx's own."""
-  # tf2onnx is optional, and its import takes seconds.
-  from tf2onnx.onnx_opset import tensor  # noqa: PLC0415
-
   rank, axis = graph.get_rank(node.input[0]), node.inputs[2]
   last = axis.get_tensor_value() if axis.is_const() else None
   if (
@@ -67,7 +65,7 @@ def _gather(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
     or not last == rank - 1 == node.get_attr_value("batch_dims", 0)
     or graph.get_rank(node.input[1]) != rank
   ):
-    tensor.GatherV2.version_12(graph, node)
+    _of_tf2onnx("tensor").GatherV2.version_12(graph, node)
     return
   keep(node)
   node.type = "GatherElements"
@@ -78,12 +76,9 @@ def _gather(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 def _slice(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """Slices the axes that do not stay whole. tf2onnx slices all, and adds the largest int32 to a
   start that is no constant, for a slice to the end."""
-  # tf2onnx is optional, and its import takes seconds.
-  from tf2onnx.onnx_opset import tensor  # noqa: PLC0415
-
   begin, size = node.inputs[1:]
   if begin.is_const() or not size.is_const():
-    tensor.Slice.version_11(graph, node)
+    _of_tf2onnx("tensor").Slice.version_11(graph, node)
     return
   sizes = np.array(size.get_tensor_value())
   starts, axes = node.input[1], np.arange(sizes.size)
@@ -124,9 +119,6 @@ def _reverse(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 
 def _unequal(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """Xor of bools, IsNaN of a float and itself; tf2onnx's own otherwise."""
-  # tf2onnx is optional, and its import takes seconds.
-  from tf2onnx.onnx_opset import logical  # noqa: PLC0415
-
   x, y = node.input
   dtype = graph.get_dtype(x)
   if dtype == _BOOL:
@@ -134,7 +126,12 @@ def _unequal(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   elif x == y and dtype in _FLOATS:
     _becomes(graph, node, "IsNaN", [x])
   else:
-    logical.Equal.version_11(graph, node)
+    _of_tf2onnx("logical").Equal.version_11(graph, node)
+
+
+def _of_tf2onnx(module: str) -> Any:
+  """tf2onnx's own handlers, by type of op and opset."""
+  return extra(f"tf2onnx.onnx_opset.{module}")
 
 
 def _becomes(graph: Any, node: Any, op: str, inputs: Sequence[str]) -> None:
@@ -224,10 +221,7 @@ def _source(node: Any, i: int) -> Any:
 def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """tf2onnx's handler of loops. Reverses rows that the loop wrote from last to first: Loop returns
   them in order of iteration."""
-  # tf2onnx is optional, and its import takes seconds.
-  from tf2onnx.onnx_opset import controlflow  # noqa: PLC0415
-
-  controlflow.While.version_7(graph, node)
+  _of_tf2onnx("controlflow").While.version_7(graph, node)
   loop = graph.get_node_by_name(f"{name}_loop")
   body = loop.get_body_graphs()["body"]
   for rows, row in zip(list(loop.output), body.outputs[1:], strict=True):

@@ -20,7 +20,8 @@ from ..export.verified import verified
 from ..verify.plan import Comparison
 from ..verify.report import Report
 from . import releases
-from .model import COMPLEX, RUNTIME, extra, quiet_options
+from .model import COMPLEX
+from .runtime import RUNTIME, extra, quiet_options
 from .target import answers
 
 _RUNS = 5  # of which the times are the mean

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from jax2tf.messages import ArgumentError
 
-from .. import extras
 from ..bundle import graphs
 from ..bundle.notation import Spec
 from ..export import replay
@@ -27,9 +26,9 @@ from ..export.source import ExportError, Signature
 from ..saved_model.arguments import input_specs
 from . import bfloat16, fused, handlers, opsets, order, rows
 from .replacements import TABLE
+from .runtime import RUNTIME, extra, quiet_options, session
 from .sorting import Sorting
 
-RUNTIME = "ONNX Runtime"
 # key in the model's metadata: the inputs and outputs, separated by spaces, whose f32[...,2] stands
 # for c64[...]
 COMPLEX = "jax2tf.complex"
@@ -45,11 +44,6 @@ _PASSES = (
 )
 # The pairs of ops that its BackToBackOptimizer joins. Not Cast: a Cast to float16 and back rounds.
 _JOINED = (("Transpose",), ("Conv", "BatchNormalization"))
-
-
-def extra(module: str) -> Any:
-  """A module of jax2tf[onnx]."""
-  return extras.module(module, "onnx", "exporting to ONNX")
 
 
 @dataclass(frozen=True)
@@ -447,9 +441,9 @@ def _at_opset(proto: Any, opset: int) -> Any:
 def lacking_kernels(model: Translated) -> dict[str, str]:
   """{TensorFlow op: the missing kernel of ONNX Runtime}, found by opening a session for each
   node."""
-  onnx, runtime = extra("onnx"), extra("onnxruntime")
-  options = quiet_options()
-  options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+  onnx, options = extra("onnx"), quiet_options()
+  level = extra("onnxruntime").GraphOptimizationLevel
+  options.graph_optimization_level = level.ORT_DISABLE_ALL
   inferred = onnx.shape_inference.infer_shapes(model.proto)
   lacking: dict[str, str] = {}
   tried: set[Any] = set()
@@ -477,20 +471,10 @@ def lacking_kernels(model: Translated) -> dict[str, str]:
         ir_version=inferred.ir_version,
       )
       try:
-        runtime.InferenceSession(
-          alone.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session(alone.SerializeToString(), options)
       except Exception:
         dtype = onnx.TensorProto.DataType.Name(kinds[1]).lower()
         lacking[model.asked_by(node)] = f"no kernel of {node.op_type} for {dtype}"
 
   visit(inferred.graph, {})
   return lacking
-
-
-def quiet_options() -> Any:
-  """Session options without log output. Errors are raised; the warnings only concern
-  optimisations."""
-  options = extra("onnxruntime").SessionOptions()
-  options.log_severity_level = 4
-  return options

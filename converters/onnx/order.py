@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .. import extras
+from .runtime import extra
 
 # tf2onnx names a node that it adds `<stem>__<number>`. Numbers from here on are ours to change; a
 # parameter of the user's such as `layer__2` keeps its name.
@@ -50,9 +50,7 @@ def _sorted(find: Callable[..., list[str]]) -> Callable[..., list[str]]:
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
   """Lets tf2onnx work in the order of nodes and names, and number from `_FIRST` on."""
-  graph, utils = (
-    extras.module(f"tf2onnx.{name}", "onnx", "exporting to ONNX") for name in ("graph", "utils")
-  )
+  graph, utils = extra("tf2onnx.graph"), extra("tf2onnx.utils")
   ordered = (
     (graph.Graph, "extract_sub_graph_nodes", _in_order_of_nodes),
     (graph.Graph, "find_output_consumers", _in_order_of_names),

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .model import extra
+from .runtime import extra
 from .sorting import UNLESS_NAN
 
 # {opset: the first release that opens it}, at the lowest IR version that has it.

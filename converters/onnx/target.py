@@ -19,8 +19,9 @@ from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
 from ..verify.report import Report
-from . import bfloat16, float16, opsets, releases
-from .model import COMPLEX, RUNTIME, Translated, extra, lacking_kernels, quiet_options, translated
+from . import bfloat16, float16, opsets, releases, runtime
+from .model import COMPLEX, Translated, lacking_kernels, translated
+from .runtime import RUNTIME, extra
 
 TARGET = "onnx"
 FLOAT32 = "float32"
@@ -222,9 +223,7 @@ def _opened(model: Translated, file: Path, signature: Signature) -> Any:
   """Opens the file in ONNX Runtime, after ONNX's checker."""
   try:
     extra("onnx.checker").check_model(str(file), full_check=True)
-    return extra("onnxruntime").InferenceSession(
-      str(file), quiet_options(), providers=["CPUExecutionProvider"]
-    )
+    return runtime.session(str(file))
   except Exception as error:
     if lacking := lacking_kernels(model):
       raise signature.refuse(TARGET, RUNTIME, lacking) from error

@@ -144,7 +144,7 @@ def test_what_a_file_says_of_them(tmp_path: Path) -> None:
 
   inputs = {"x": "c64[b,4]", "n": "f32[]"}
   onnx.save(fun, None, tmp_path / "m.onnx", inputs=inputs, samples=1, sizes={"b": 2})
-  session = onnx.model.extra("onnxruntime").InferenceSession(str(tmp_path / "m.onnx"))
+  session = onnx.runtime.extra("onnxruntime").InferenceSession(str(tmp_path / "m.onnx"))
   assert session.get_modelmeta().custom_metadata_map["jax2tf.complex"] == "x half"
   assert {y.name: (y.type, y.shape) for y in (*session.get_inputs(), *session.get_outputs())} == {
     "x": ("tensor(float)", ["b", 4, 2]),
@@ -176,7 +176,7 @@ def test_parameters_in_a_second_file(tmp_path: Path) -> None:
     {"w": w},
     external_data_threshold=0,
   )
-  proto = onnx.model.extra("onnx").load_model(made.path, load_external_data=False)
+  proto = onnx.runtime.extra("onnx").load_model(made.path, load_external_data=False)
   stored = {t.name for t in proto.graph.initializer if t.external_data}
   assert stored == {"w.real", "w.imag"}
 

@@ -26,7 +26,7 @@ import onnxruntime
 from jax2tf.converters.bundle import calls
 from jax2tf.converters.export.source import Source
 from jax2tf.converters.onnx import exporter, opsets, target
-from jax2tf.converters.onnx.model import quiet_options
+from jax2tf.converters.onnx.runtime import quiet_options
 from jax2tf.converters.saved_model.builder import Model
 from jax2tf.converters.verify import plan
 from jax2tf.tools.lab import environments, measure, workers
