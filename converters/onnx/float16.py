@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from . import protos
+from .protos import FLOAT, FLOAT16, INT64
 from .runtime import extra, session
 
-_FLOAT, _FLOAT16 = 1, 10  # onnx.TensorProto
 _PRODUCTS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul"])
 _FOLLOWING = frozenset(
   re.findall(
@@ -75,15 +76,15 @@ def halved(proto: Any, weights: Mapping[str, np.ndarray]) -> Halved:
     weights: {input that stands for a parameter: its value}.
   """
   onnx = extra("onnx")
-  inferred = onnx.shape_inference.infer_shapes(proto).graph
+  inferred = protos.inferred(proto)
   constants = {
     tensor.name: onnx.numpy_helper.to_array(tensor)
     for tensor in proto.graph.initializer
-    if tensor.data_type == _FLOAT
+    if tensor.data_type == FLOAT
   }
   constants |= {name: value for name, value in weights.items() if value.dtype == np.float32}
   described = (*inferred.input, *inferred.value_info, *inferred.output)
-  floats = {value.name for value in described if value.type.tensor_type.elem_type == _FLOAT}
+  floats = {value.name for value in described if value.type.tensor_type.elem_type == FLOAT}
   ways = _Ways(floats | set(constants), constants, set(weights))
   for node in proto.graph.node:
     ways.take(node)
@@ -98,7 +99,7 @@ def halved(proto: Any, weights: Mapping[str, np.ndarray]) -> Halved:
   narrow = {name: ways.narrow[name] for name in weights if name in ways.stored}
   for value in graph.input:
     if value.name in narrow:
-      value.name, value.type.tensor_type.elem_type = narrow[value.name], _FLOAT16
+      value.name, value.type.tensor_type.elem_type = narrow[value.name], FLOAT16
   return Halved(result, ways.rounded, narrow)
 
 
@@ -157,7 +158,7 @@ class _Ways:
       if name in self._large or (name in self._constants and name not in self._parameters):
         self.stored.add(name)
       else:
-        self._cast(name, _half_name(name), _FLOAT16)
+        self._cast(name, _half_name(name), FLOAT16)
         self.rounded[name] = name
       self.narrow[name] = _half_name(name)
     return self.narrow[name]
@@ -166,7 +167,7 @@ class _Ways:
     """Gives a tensor its float32 form, under its own name."""
     if name in self._not_wide:
       self._not_wide.remove(name)
-      self._cast(self.narrow[name], name, _FLOAT)
+      self._cast(self.narrow[name], name, FLOAT)
 
   def _cast(self, operand: str, result: str, dtype: int) -> None:
     cast = extra("onnx").helper.make_node("Cast", [operand], [result], f"{result}/Cast", to=dtype)
@@ -179,12 +180,11 @@ def _half_name(name: str) -> str:
 
 def _captured(node: Any) -> Iterator[str]:
   """The names that the bodies of a node use, their own ones too."""
-  for attribute in node.attribute:
-    for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-      yield from (output.name for output in body.output)
-      for inner in body.node:
-        yield from inner.input
-        yield from _captured(inner)
+  for body in protos.bodies(node):
+    yield from (output.name for output in body.output)
+    for inner in body.node:
+      yield from inner.input
+      yield from _captured(inner)
 
 
 def _stored(graph: Any, ways: _Ways) -> Iterator[Any]:
@@ -217,8 +217,8 @@ def largest(
   measured.CopyFrom(proto)
   graph, helper = measured.graph, onnx.helper
   zero, flat = "largest/zero", "largest/flat"
-  graph.initializer.append(helper.make_tensor(zero, _FLOAT, [1], [0.0]))
-  graph.initializer.append(helper.make_tensor(flat, onnx.TensorProto.INT64, [1], [-1]))
+  graph.initializer.append(helper.make_tensor(zero, FLOAT, [1], [0.0]))
+  graph.initializer.append(helper.make_tensor(flat, INT64, [1], [-1]))
   del graph.output[:]
   results = [f"largest/{i}" for i in range(len(tensors))]
   for result, tensor in zip(results, tensors, strict=True):
@@ -233,7 +233,7 @@ def largest(
       axis = {"axis": 0} if op == "Concat" else {}
       graph.node.append(helper.make_node(op, operands, [f"{result}/{name}"], **axis))
     graph.node.append(helper.make_node("ReduceMax", [f"{result}/magnitude"], [result], keepdims=0))
-    graph.output.append(helper.make_tensor_value_info(result, _FLOAT, []))
+    graph.output.append(helper.make_tensor_value_info(result, FLOAT, []))
   opened = session(measured.SerializeToString())
   found = [[float(x) for x in opened.run(results, dict(feed))] for feed in feeds]
   return {

@@ -13,11 +13,10 @@ import numpy as np
 
 from . import opsets
 from .bfloat16 import ROUNDING
+from .protos import BFLOAT16, BOOL, DOUBLE, FLOAT, FLOAT16, INT64
 from .runtime import extra
 
-# onnx.TensorProto has these numbers.
-_INT64, _BOOL, _BFLOAT16 = 7, 9, 16
-_FLOATS = (1, 10, 11)  # float32, float16, float64
+_FLOATS = (FLOAT, FLOAT16, DOUBLE)
 _END = 2**31 - 1  # the end of a slice
 _BACKWARDS = "jax2tf_backwards"  # attribute of a list write whose rows arrive from last to first
 
@@ -36,7 +35,7 @@ def _remainder(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """ONNX's TopK takes the count as i64[1], and returns int64 positions."""
   dtype = graph.get_dtype(node.output[1])
-  count = graph.make_node("Cast", [node.input[1]], attr={"to": _INT64})
+  count = graph.make_node("Cast", [node.input[1]], attr={"to": INT64})
   axes = graph.make_const(f"{name}__axes", np.array([0], "int64"))
   graph.replace_input(
     node,
@@ -44,8 +43,8 @@ def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
     graph.make_node("Unsqueeze", [count.output[0], axes.output[0]]).output[0],
     1,
   )
-  graph.set_dtype(node.output[1], _INT64)
-  if dtype != _INT64:
+  graph.set_dtype(node.output[1], INT64)
+  if dtype != INT64:
     shape = graph.get_shape(node.output[1])
     cast = graph.insert_new_node_on_output(
       "Cast", node.output[1], name=f"{name}__positions", to=dtype
@@ -90,7 +89,7 @@ def _slice(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
     axes = axes[starts_late | ends_early]
     parts = [begin.input[axis] for axis in axes]
     starts = graph.make_node("Concat", parts, attr={"axis": 0}).output[0] if parts[1:] else parts[0]
-  starts = graph.make_node("Cast", [starts], attr={"to": _INT64}).output[0]
+  starts = graph.make_node("Cast", [starts], attr={"to": INT64}).output[0]
   ends = graph.make_node("Add", [starts, _const(graph, name, "sizes", sizes[axes])]).output[0]
   if -1 in sizes[axes]:
     to_the_end = graph.make_const(f"{name}__to_the_end", sizes[axes] == -1).output[0]
@@ -121,7 +120,7 @@ def _unequal(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """Xor of bools, IsNaN of a float and itself; tf2onnx's own otherwise."""
   x, y = node.input
   dtype = graph.get_dtype(x)
-  if dtype == _BOOL:
+  if dtype == BOOL:
     _becomes(graph, node, "Xor", [x, y])
   elif x == y and dtype in _FLOATS:
     _becomes(graph, node, "IsNaN", [x])
@@ -156,7 +155,7 @@ def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> N
 
   rows = made(
     "Add",
-    [made("Unsqueeze", [made("Cast", [count], to=_INT64), axis]), _const(graph, name, "one", [1])],
+    [made("Unsqueeze", [made("Cast", [count], to=INT64), axis]), _const(graph, name, "one", [1])],
   )
   row = made(
     "Slice",
@@ -170,7 +169,7 @@ def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> N
   unit = made("Cast", [_const(graph, name, "unit", 1)], to=dtypes[0])
   ones = made("Expand", [unit, made("Concat", [rows, row], axis=0)])
   indices = made(
-    "Unsqueeze", [made("Cast", [segments], to=_INT64), _const(graph, name, "inner", [1])]
+    "Unsqueeze", [made("Cast", [segments], to=INT64), _const(graph, name, "inner", [1])]
   )
   products = made("ScatterND", [ones, indices, data], reduction="mul")
   graph.remove_node(name)
@@ -196,7 +195,7 @@ def _rounding(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """f32[...] -> f32[...], rounded to bfloat16."""
   outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
   rounded = graph.make_node(
-    "Cast", [node.input[0]], attr={"to": _BFLOAT16}, shapes=shapes, dtypes=[_BFLOAT16]
+    "Cast", [node.input[0]], attr={"to": BFLOAT16}, shapes=shapes, dtypes=[BFLOAT16]
   )
   graph.remove_node(name)
   graph.make_node(

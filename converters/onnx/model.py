@@ -24,7 +24,7 @@ from ..export.ends import complex_names
 from ..export.pair import REAL, Pair
 from ..export.source import ExportError, Signature
 from ..saved_model.arguments import input_specs
-from . import bfloat16, fused, handlers, opsets, order, rows
+from . import bfloat16, fused, handlers, opsets, order, protos, rows
 from .replacements import TABLE
 from .runtime import RUNTIME, extra, quiet_options, session
 from .sorting import Sorting
@@ -257,7 +257,7 @@ def _by_tf2onnx(
     raise signature.refuse("onnx", RUNTIME, lacking)
   if strange := {
     node.op_type: "tf2onnx did not translate it"
-    for node in _all_nodes(proto.graph)
+    for node in protos.nodes(proto.graph)
     if node.op_type not in _known_ops()
   }:
     raise signature.refuse("onnx", RUNTIME, strange)
@@ -365,15 +365,6 @@ def _log_of(name: str) -> Iterator[list[logging.LogRecord]]:
     logger.setLevel(before[1])
 
 
-def _all_nodes(graph: Any) -> Iterator[Any]:
-  """The nodes of a GraphProto, including those of loops and branches."""
-  for node in graph.node:
-    yield node
-    for attribute in node.attribute:
-      for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-        yield from _all_nodes(inner)
-
-
 def _set_signature(
   proto: Any, signature: Signature, concrete: Any, weights: _Weights, last_rows: Mapping[str, Any]
 ) -> None:
@@ -422,7 +413,7 @@ def _at_opset(proto: Any, opset: int) -> Any:
   meaning."""
   changed = {
     node.op_type
-    for node in _all_nodes(proto.graph)
+    for node in protos.nodes(proto.graph)
     if opset >= opsets.CHANGED.get(node.op_type, opset + 1)
   }
   if changed:
@@ -454,11 +445,11 @@ def lacking_kernels(model: Translated) -> dict[str, str]:
       v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)
     }
     for node in graph.node:
-      graphs = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-      for inner in graphs:
-        visit(inner, types)
+      bodies = list(protos.bodies(node))
+      for body in bodies:
+        visit(body, types)
       kinds = (node.op_type, *(types.get(name) for name in (*node.input, *node.output) if name))
-      if graphs or kinds in tried or None in kinds:
+      if bodies or kinds in tried or None in kinds:
         continue
       tried.add(kinds)
       ends = [

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import protos
 from .runtime import extra
 
 # tf2onnx names a node that it adds `<stem>__<number>`. Numbers from here on are ours to change; a
@@ -78,9 +79,8 @@ def renumber(graph: Any) -> None:
     for node in inner.node:
       node.name = _NUMBER.sub(number, node.name)
       node.input[:] = [_NUMBER.sub(number, name) for name in node.input]
-      for attribute in node.attribute:
-        for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-          visit(body)
+      for body in protos.bodies(node):
+        visit(body)
       node.output[:] = [_NUMBER.sub(number, name) for name in node.output]
     described = (*inner.input, *inner.output, *inner.value_info)
     for named in (inner, *inner.initializer, *described):

@@ -9,10 +9,10 @@ newest patch.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from . import protos
 from .runtime import extra
 from .sorting import UNLESS_NAN
 
@@ -74,7 +74,6 @@ NAN: Mapping[tuple[str, str], int] = {
   **_each(("PRelu",), ("float",), 27),
   **_each(("TopK",), _FLOATS, 32),
 }
-_SMALL = 1024  # elements of a constant that shape inference reads
 _OPERAND = {"Where": 1}  # the operand that has the dtype; for other ops the first
 
 # Keys in the model's metadata.
@@ -99,9 +98,8 @@ def oldest(model: Any) -> Oldest:
   Raises:
     ImportError: onnx is missing.
   """
-  inferred = extra("onnx").shape_inference.infer_shapes(_without_weights(model))
   (opset,) = (entry.version for entry in model.opset_import)
-  kinds = set(_kinds(inferred.graph, {}))
+  kinds = set(_kinds(protos.inferred(model), {}))
   ordinary = max([OPSETS[opset], *(_first(KERNELS, *kind) for kind in kinds)])
   nan = max([ordinary, *(_first(NAN, *kind) for kind in kinds)])
   return Oldest(f"1.{ordinary}", f"1.{nan}")
@@ -146,24 +144,5 @@ def _kinds(graph: Any, outer: Mapping[str, str]) -> Iterator[tuple[str, str]]:
       node.op_type,
       dtypes.get(node.input[position], "") if len(node.input) > position else "none",
     )
-    for attribute in node.attribute:
-      if attribute.HasField("g"):
-        yield from _kinds(attribute.g, dtypes)
-
-
-def _without_weights(model: Any) -> Any:
-  """A copy for shape inference in which large constants of the main graph are inputs."""
-  onnx = extra("onnx")
-  light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-  graph, whole = light.graph, model.graph
-  graph.node.extend(whole.node)
-  graph.input.extend(whole.input)
-  graph.output.extend(whole.output)
-  for tensor in whole.initializer:
-    if math.prod(tensor.dims) <= _SMALL:  # such as the shape of a Reshape
-      graph.initializer.append(tensor)
-    else:
-      graph.input.append(
-        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-      )
-  return light
+    for body in protos.bodies(node):
+      yield from _kinds(body, dtypes)

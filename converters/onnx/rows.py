@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-_FLOAT, _BOOL = 1, 9  # onnx.TensorProto
+from .protos import BOOL, FLOAT, INT64
+
 _FEW = 4096  # elements of which a Where is faster than a branch
 
 
@@ -147,7 +148,7 @@ def _append_row(graph: Any, table: Any, fill: np.ndarray) -> None:
 
 def _gather_last_row(rows: _Rows, last: int) -> None:
   graph, clamped = rows.graph, rows.gather.input[1]
-  dtype = np.int64 if graph.get_dtype(clamped) == 7 else np.int32
+  dtype = np.int64 if graph.get_dtype(clamped) == INT64 else np.int32
   number = graph.make_const(f"{rows.select.name}__outside", np.array(last, dtype))
   index = graph.make_node(
     "Where",
@@ -181,9 +182,9 @@ def _select_in_branch(rows: _Rows) -> None:
     return str(graph.make_node(kind, operands, attr=attributes, dtypes=[dtype]).output[0])
 
   zero = graph.make_const(f"{select.name}__none", np.array(0, np.float32)).output[0]
-  outside = made("Cast", [made("Not", [rows.inside], _BOOL)], _FLOAT, to=_FLOAT)
-  count = made("ReduceSum", [outside], _FLOAT, keepdims=0)
-  some = made("Greater", [count, zero], _BOOL)
+  outside = made("Cast", [made("Not", [rows.inside], BOOL)], FLOAT, to=FLOAT)
+  count = made("ReduceSum", [outside], FLOAT, keepdims=0)
+  some = made("Greater", [count, zero], BOOL)
   branches = {"then_branch": branch(True), "else_branch": branch(False)}
   graph.remove_node(select.name)
   graph.make_node(
