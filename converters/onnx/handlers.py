@@ -107,13 +107,14 @@ def _is_zero(node: Any) -> bool:
 def _reverse(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """A Slice with steps of -1, of which tf2onnx makes ReverseSequence ops between transposes."""
   axes = np.array(node.inputs[1].get_tensor_value(as_list=False))
-  backwards = [
-    _const(graph, name, label, np.full(axes.shape, value))
-    for label, value in (("starts", -1), ("ends", -_END))
-  ]
-  steps = _const(graph, name, "steps", np.full(axes.shape, -1))
-  inputs = [node.input[0], *backwards, _const(graph, name, "axes", axes), steps]
-  _becomes(graph, node, "Slice", inputs)
+  _becomes(graph, node, "Slice", [node.input[0], *_backwards(graph, name, axes)])
+
+
+def _backwards(graph: Any, name: str, axes: np.ndarray) -> list[str]:
+  """The operands of a Slice, after the tensor, that reverses these axes."""
+  starts, ends = np.full(axes.shape, -1), np.full(axes.shape, -_END)
+  operands = {"starts": starts, "ends": ends, "axes": axes, "steps": np.full(axes.shape, -1)}
+  return [_const(graph, name, label, value) for label, value in operands.items()]
 
 
 def _unequal(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
@@ -133,18 +134,19 @@ def _of_tf2onnx(module: str) -> Any:
   return extra(f"tf2onnx.onnx_opset.{module}")
 
 
-def _becomes(graph: Any, node: Any, op: str, inputs: Sequence[str]) -> None:
-  """Puts another op, without attributes, in the place of a node with one result."""
+def _becomes(graph: Any, node: Any, op: str, inputs: Sequence[str], **attributes: Any) -> None:
+  """Puts another op in the place of a node, whose results it has."""
   outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
   graph.remove_node(node.name)
-  graph.make_node(op, list(inputs), name=node.name, outputs=outputs, shapes=shapes, dtypes=dtypes)
+  graph.make_node(
+    op, list(inputs), attr=attributes, name=node.name, outputs=outputs, shapes=shapes, dtypes=dtypes
+  )
 
 
 def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """data f32[n,...], segments i32[n], count i32[] -> f32[count,...]; segment -1 goes to an extra
   last row, which is cut off."""
   data, segments, count = node.input
-  outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
   first, last, axis = (
     _const(graph, name, label, [value])
     for label, value in (("first", 0), ("last", -1), ("axis", 0))
@@ -166,16 +168,13 @@ def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> N
       axis,
     ],
   )
-  unit = made("Cast", [_const(graph, name, "unit", 1)], to=dtypes[0])
+  unit = made("Cast", [_const(graph, name, "unit", 1)], to=graph.get_dtype(node.output[0]))
   ones = made("Expand", [unit, made("Concat", [rows, row], axis=0)])
   indices = made(
     "Unsqueeze", [made("Cast", [segments], to=INT64), _const(graph, name, "inner", [1])]
   )
   products = made("ScatterND", [ones, indices, data], reduction="mul")
-  graph.remove_node(name)
-  graph.make_node(
-    "Slice", [products, first, last, axis], name=name, outputs=outputs, shapes=shapes, dtypes=dtypes
-  )
+  _becomes(graph, node, "Slice", [products, first, last, axis])
 
 
 def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
@@ -193,20 +192,10 @@ def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 
 def _rounding(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """f32[...] -> f32[...], rounded to bfloat16."""
-  outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
   rounded = graph.make_node(
-    "Cast", [node.input[0]], attr={"to": BFLOAT16}, shapes=shapes, dtypes=[BFLOAT16]
+    "Cast", [node.input[0]], attr={"to": BFLOAT16}, shapes=node.output_shapes, dtypes=[BFLOAT16]
   )
-  graph.remove_node(name)
-  graph.make_node(
-    "Cast",
-    rounded.output,
-    attr={"to": dtypes[0]},
-    name=name,
-    outputs=outputs,
-    shapes=shapes,
-    dtypes=dtypes,
-  )
+  _becomes(graph, node, "Cast", rounded.output, to=graph.get_dtype(node.output[0]))
 
 
 def _source(node: Any, i: int) -> Any:
@@ -229,11 +218,9 @@ def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
       continue
     del write.attr[_BACKWARDS]
     shape, dtype = graph.get_shape(rows), graph.get_dtype(rows)
-    positions = {
-      label: _const(graph, f"{name}__{row}", label, [value]) for label, value in _REVERSED.items()
-    }
+    backwards = _backwards(graph, f"{name}__{row}", np.array([0]))
     turned = graph.insert_new_node_on_output(
-      "Slice", rows, name=f"{name}__{row}__turned", inputs=[rows, *positions.values()]
+      "Slice", rows, name=f"{name}__{row}__turned", inputs=[rows, *backwards]
     )
     graph.set_shape(turned.output[0], shape)
     graph.set_dtype(turned.output[0], dtype)
@@ -248,9 +235,6 @@ def _stack(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
     raise ValueError("a list that no loop has written")
   graph.remove_node(name)
   graph.replace_all_inputs(node.output[0], rows)
-
-
-_REVERSED = {"starts": -1, "ends": -_END, "axes": 0, "steps": -1}
 
 
 def _const(graph: Any, name: str, label: str, value: Any) -> str:
