@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,8 @@ class Onnx(Target[WrittenModel]):
     values = {name: np.concatenate(x) if len(x) > 1 else x[0] for name, x in parts.items()}
     halved = float16.halved(model.proto, values)
     runs = [run.inputs for run in source.runs(self.comparison) if run.values in _IN_RANGE]
-    feeds = [
-      {name: bfloat16.as_held(in_parts(np.asarray(x))) for name, x in run.items()} for run in runs
-    ]
-    largest = float16.largest(model.proto, list(halved.rounded), [feed | values for feed in feeds])
+    feeds = [_held(run) | values for run in runs]
+    largest = float16.largest(model.proto, list(halved.rounded), feeds)
     if beyond := {name: x for name, x in largest.items() if x > float16.LARGEST}:
       lines = [f"\n  {x:.4g} in {halved.rounded[name]}" for name, x in beyond.items()]
       raise ExportError(
@@ -239,7 +237,7 @@ def answers(session: Any, runs: Sequence[plan.Run]) -> list[calls.Answer]:
   narrow, pairs = noted.get(bfloat16.OUTPUTS, "").split(), noted.get(COMPLEX, "").split()
 
   def prepared(run: plan.Run) -> Callable[[], dict[str, Any]]:
-    inputs = {name: bfloat16.as_held(in_parts(np.asarray(x))) for name, x in run.inputs.items()}
+    inputs = _held(run.inputs)
     return lambda: dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
 
   answered = [calls.answered(functools.partial(prepared, run), run.timed) for run in runs]
@@ -251,3 +249,8 @@ def answers(session: Any, runs: Sequence[plan.Run]) -> list[calls.Answer]:
       name: of_parts(y) for name, y in answer["outputs"].items() if name in pairs
     }
   return answered
+
+
+def _held(inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """The inputs as the file takes them."""
+  return {name: bfloat16.as_held(in_parts(np.asarray(x))) for name, x in inputs.items()}
