@@ -474,7 +474,8 @@ class Table(Mapping[str, Replacement]):
     self._own = own
 
   def __contains__(self, op_type: object) -> bool:
-    is_expanded = op_type in EXPANSIONS and op_type not in SUPPORTED | self._own.keys()
+    is_known = op_type in SUPPORTED or op_type in self._own
+    is_expanded = op_type in EXPANSIONS and not is_known
     return not is_expanded and op_type not in replay.REPLAYED
 
   def __getitem__(self, op_type: str) -> Replacement:
