@@ -20,6 +20,7 @@ from jax2tf.converters import onnx, saved_model, tfjs, tflite
 from jax2tf.converters.export.ends import in_parts, of_parts
 from jax2tf.converters.export.source import ExportError
 from tests.support import audio
+from tests.support.onnx_files import opened
 
 # Sums of products, such as a transform by matrices, spread NaN and infinities to other elements
 # than JAX's library does.
@@ -144,7 +145,7 @@ def test_what_a_file_says_of_them(tmp_path: Path) -> None:
 
   inputs = {"x": "c64[b,4]", "n": "f32[]"}
   onnx.save(fun, None, tmp_path / "m.onnx", inputs=inputs, samples=1, sizes={"b": 2})
-  session = onnx.runtime.extra("onnxruntime").InferenceSession(str(tmp_path / "m.onnx"))
+  session = opened(tmp_path / "m.onnx")
   assert session.get_modelmeta().custom_metadata_map["jax2tf.complex"] == "x half"
   assert {y.name: (y.type, y.shape) for y in (*session.get_inputs(), *session.get_outputs())} == {
     "x": ("tensor(float)", ["b", 4, 2]),

@@ -21,6 +21,7 @@ from flax import linen
 
 from jax2tf.converters import onnx, saved_model, tfjs, tflite
 from jax2tf.idioms.fused import NAMES, names_of
+from tests.support.onnx_files import nodes, opened
 
 N = 8
 RNG = np.random.default_rng(0)
@@ -67,7 +68,7 @@ def mlp(p: Any, x: jax.Array) -> jax.Array:
 
 def ops(target: str, path: Path) -> list[str]:
   if target == "onnx":
-    return [node.op_type for node in onnx_library.load(path).graph.node]
+    return nodes(path)
   if target == "tflite":
     return [op["op_name"] for op in Interpreter(str(path))._get_ops_details()]
   return [
@@ -143,7 +144,7 @@ def test_onnx_runtime_makes_gelu_of_it(tmp_path: Path) -> None:
     idioms="fused",
     samples=1,
   ).path
-  onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+  opened(path, options)
   assert ops("onnx", tmp_path / "opened.onnx") == ["Gelu"]
 
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx as onnx_library
-import onnxruntime
 import pytest
 import tensorflow as tf
 from tf2onnx import optimizer
@@ -23,7 +22,7 @@ from jax2tf.converters import onnx, saved_model
 from jax2tf.converters.export.source import Source
 from jax2tf.converters.onnx import model
 from jax2tf.converters.onnx.replacements import TABLE
-from tests.support import measure
+from tests.support import measure, onnx_files
 
 NORMAL = np.random.default_rng(0)
 FLOATS = np.array(
@@ -74,7 +73,7 @@ INTS = np.array(
 
 
 def answers(path: Path, **inputs: Any) -> dict[str, np.ndarray]:
-  session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+  session = onnx_files.opened(path)
   names = [y.name for y in session.get_outputs()]
   return dict(zip(names, session.run(names, inputs), strict=True))
 
@@ -715,10 +714,7 @@ def test_blocks_of_convolution_normalization_and_relu_have_no_more_ops_than_they
       x = jax.nn.relu((x - scale) * scale + 1 / scale)
     return x
 
-  nodes = [
-    node.op_type
-    for node in onnx_library.load(exported(tmp_path, fun, {"x": "f32[1,8,8,4]"})).graph.node
-  ]
+  nodes = onnx_files.nodes(exported(tmp_path, fun, {"x": "f32[1,8,8,4]"}))
   assert nodes.count("Transpose") == 2 and "BatchNormalization" not in nodes, nodes
 
 

@@ -16,6 +16,8 @@ import pytest
 
 from jax2tf.converters import onnx
 from jax2tf.converters.onnx import model, releases
+from tests.support import onnx_files
+from tests.support.onnx_files import nodes
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 8, 8)).astype("f")
@@ -37,11 +39,7 @@ def layers(w: Any, x: Any) -> Any:
 def opened(path: Path, fun: Callable[..., Any], params: Any, inputs: Any, opset: int) -> Any:
   onnx.save(fun, params, path, inputs=inputs, samples=1, opset=opset, overwrite=True)
   onnx_library.checker.check_model(str(path), full_check=True)
-  return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-
-def nodes(path: Path) -> list[str]:
-  return [node.op_type for node in onnx_library.load(path).graph.node]
+  return onnx_files.opened(path)
 
 
 def test_a_newer_number_has_the_answers_of_the_oldest(tmp_path: Path) -> None:

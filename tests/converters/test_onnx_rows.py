@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnx as onnx_library
-import onnxruntime
 import pytest
 
 from jax2tf.converters import onnx
+from tests.support.onnx_files import nodes, opened
 
 N, D = 50, 200
 RNG = np.random.default_rng(0)
@@ -27,7 +26,7 @@ BATCHES = [INSIDE, HOSTILE, HOSTILE[:1], INSIDE[:0]]
 def saved(path: Path, fun: Callable[..., Any], params: Any = TABLE, **options: Any) -> Any:
   """A session of fun(params, i)."""
   onnx.save(fun, params, path, inputs={"i": "i32[b,8]"}, samples=1, **options)
-  return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+  return opened(path)
 
 
 def check(session: Any, fun: Callable[..., Any], params: Any = TABLE) -> None:
@@ -35,10 +34,6 @@ def check(session: Any, fun: Callable[..., Any], params: Any = TABLE) -> None:
     expected = jax.tree.leaves(jax.jit(fun)(params, i))
     for found, y in zip(session.run(None, {"i": i}), expected, strict=True):
       np.testing.assert_array_equal(found, np.asarray(y, found.dtype))
-
-
-def nodes(path: Path) -> list[str]:
-  return [node.op_type for node in onnx_library.load(path).graph.node]
 
 
 def size(folder: Path) -> int:

@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnx as onnx_library
-import onnxruntime
 import pytest
 
 from jax2tf.converters import onnx
+from tests.support.onnx_files import nodes, opened
 
 RNG = np.random.default_rng(0)
 HOSTILE = np.float32(
@@ -43,12 +42,7 @@ def answers(path: Path, fun: Callable[..., Any], *inputs: np.ndarray) -> list[np
     f"x{i}": f"{x.dtype}[{','.join(['b', *map(str, x.shape[1:])])}]" for i, x in enumerate(inputs)
   }
   onnx.save(lambda _, *xs: fun(*xs), None, path, inputs=specs, samples=1)
-  session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-  return list(session.run(None, dict(zip(specs, inputs, strict=True))))
-
-
-def nodes(path: Path) -> list[str]:
-  return [node.op_type for node in onnx_library.load(path).graph.node]
+  return list(opened(path).run(None, dict(zip(specs, inputs, strict=True))))
 
 
 def ulps(found: np.ndarray, true: np.ndarray) -> np.ndarray:

@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnx as onnx_library
-import onnxruntime
 import pytest
 
 from jax2tf.converters import onnx
+from tests.support.onnx_files import nodes, opened
 
 N = 12
 RNG = np.random.default_rng(0)
@@ -62,7 +61,7 @@ def bits(x: np.ndarray) -> np.ndarray:
 
 def saved(path: Path, fun: Callable[..., Any], spec: str, opset: int = 18) -> Any:
   onnx.save(lambda _, x: fun(x), None, path, inputs={"x": spec}, samples=1, opset=opset)
-  return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+  return opened(path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -116,9 +115,9 @@ def test_the_bits_of_the_floats_are_inside_of_a_branch(
   tmp_path: Path, name: str, fun: Callable[..., Any], outside: int
 ) -> None:
   saved(tmp_path / "m.onnx", fun, f"f32[32,{N}]")
-  nodes = [node.op_type for node in onnx_library.load(tmp_path / "m.onnx").graph.node]
-  assert nodes.count("TopK") == nodes.count("If") == 1 and "Where" not in nodes
-  assert len(nodes) <= outside, nodes
+  ops = nodes(tmp_path / "m.onnx")
+  assert ops.count("TopK") == ops.count("If") == 1 and "Where" not in ops
+  assert len(ops) <= outside, ops
 
 
 def test_elements_along_the_last_axis_are_one_op(tmp_path: Path) -> None:
@@ -126,8 +125,8 @@ def test_elements_along_the_last_axis_are_one_op(tmp_path: Path) -> None:
     return jnp.take_along_axis(x, np.array([[2, 0], [1, 1]]), axis=-1, mode="clip")
 
   saved(tmp_path / "m.onnx", fun, "f32[2,3]")
-  nodes = [node.op_type for node in onnx_library.load(tmp_path / "m.onnx").graph.node]
-  assert "GatherElements" in nodes and "GatherND" not in nodes
+  ops = nodes(tmp_path / "m.onnx")
+  assert "GatherElements" in ops and "GatherND" not in ops
 
 
 def test_older_runtimes_answer_for_nan(tmp_path: Path) -> None:
