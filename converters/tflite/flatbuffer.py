@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import flatbuffers
+import numpy as np
 
 from .. import extras
+from ..bundle.manifest import SignatureRecord
+from ..export import ends
 
 # Name of a metadata entry, which holds JSON: {signature: its inputs and outputs whose f32[...,2]
 # stands for c64[...]}.
@@ -41,8 +44,9 @@ def packed(model_object: Any, size: int) -> bytes:
   return bytes(builder.Output())
 
 
-def with_complex(model: bytes, names: Mapping[str, Sequence[str]]) -> bytes:
+def with_complex(model: bytes, records: Mapping[str, SignatureRecord]) -> bytes:
   """The .tflite model with {signature: its complex inputs and outputs} in its metadata."""
+  names = {name: ends.complex_names(record) for name, record in records.items()}
   if not any(names.values()):
     return model
   schema, model_object = tools().schema_fb, unpacked(model)
@@ -58,7 +62,7 @@ def with_complex(model: bytes, names: Mapping[str, Sequence[str]]) -> bytes:
 def complex_names(path: Path) -> Mapping[str, Sequence[str]]:
   """{signature: its complex inputs and outputs} of a .tflite file."""
   schema = tools().schema_fb
-  model = schema.Model.GetRootAs(path.read_bytes(), 0)
+  model = schema.Model.GetRootAs(np.memmap(path, mode="r"), 0)  # reads no weights
   for i in range(model.MetadataLength()):
     entry = model.Metadata(i)
     if entry.Name().decode() == _COMPLEX:

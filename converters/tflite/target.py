@@ -81,8 +81,8 @@ class TFLite(Target[File]):
       contents = from_float(_converted(source, Quantization()))
     else:
       contents = _converted(source, quantization)
-    names = {name: complex_names(one.record) for name, one in source.signatures.items()}
-    place.write_bytes(flatbuffer.with_complex(contents, names))
+    records = {name: one.record for name, one in source.signatures.items()}
+    place.write_bytes(flatbuffer.with_complex(contents, records))
     return File(place, quantization=quantization)
 
   def compare(self, source: Source, written: File) -> Report:

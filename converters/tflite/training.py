@@ -17,7 +17,6 @@ from jax import tree_util
 from jax2tf.messages import ArgumentError
 
 from ..bundle import manifest, progress
-from ..export.ends import complex_names
 from ..export.source import ExportError, Source
 from ..saved_model import draws
 from ..saved_model.arguments import Arguments, input_specs
@@ -154,11 +153,8 @@ class Training:
       return self.source.signatures["step"].refuse(TARGET, RUNTIME, lacking)
 
     model = runtime.converted(signatures, runtime.with_variables, refuse, module)
-    records = {"train": self.source.signatures["step"].record}
-    records["infer"] = self.source.signatures["infer"].record
-    return flatbuffer.with_complex(
-      model, {name: complex_names(record) for name, record in records.items()}
-    )
+    step, inference = (self.source.signatures[name].record for name in ("step", "infer"))
+    return flatbuffer.with_complex(model, {"train": step, "infer": inference})
 
   def _own_specs(self, frozen: Any) -> dict[str, tf.TensorSpec]:
     """The specs of the inputs that are not parameters."""
