@@ -1,3 +1,3 @@
 """Shared parts of the exporters to other runtimes."""
 
-from . import pairs  # noqa: F401  (which registers the rules of complex numbers)
+from . import expanded, pairs  # noqa: F401  (which register expansions and rules of pairs)

@@ -17,7 +17,6 @@ from jax2tf import _tf_compat
 
 from ..bundle import graphs
 from ..saved_model.arguments import input_specs
-from . import expanded  # noqa: F401  (which registers the expansions)
 from .ends import UnpairedOpsError, entering, leaving, outer_spec
 from .expansion import EXPANSIONS, Call, is_expanded
 from .pair import (

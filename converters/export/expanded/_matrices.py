@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..replay import sizes_of
+
 # Up to this size factorisations have no loop, above it they are loops over blocks of this size.
 # ONNX Runtime 1.32 takes 10 microseconds for a step of a loop, and 1 for a small op.
 BLOCK = 16
@@ -38,8 +40,12 @@ def like_leading(x: tf.Tensor, model: tf.Tensor) -> tf.Tensor:
   """x with the leading axes of `model`, which `joined` made one."""
   if model.shape[:-2].rank <= 1:
     return x
-  leading = [size(model, axis) for axis in range(model.shape.rank - 2)]
-  return tf.reshape(x, [*leading, size(x, -2), size(x, -1)])
+  return tf.reshape(x, [*sizes_of(model)[:-2], *sizes_of(x)[-2:]])
+
+
+def identities(leading: Sequence[Any], rows: int, columns: int, dtype: tf.DType) -> tf.Tensor:
+  """[*leading, rows, columns], ones on the diagonals."""
+  return tf.broadcast_to(tf.eye(rows, columns, dtype=dtype), [*leading, rows, columns])
 
 
 def adjoint(x: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..expansion import expands
-from ._matrices import ranks_are_known, size
+from ..replay import sizes_of
+from ._matrices import ranks_are_known
 
 
 def _one_diagonal(op: Any, x: tf.Tensor, k: tf.Tensor, padding: tf.Tensor) -> bool:
@@ -20,13 +21,12 @@ def _one_diagonal(op: Any, x: tf.Tensor, k: tf.Tensor, padding: tf.Tensor) -> bo
 def _diagonal_part(op: Any, x: tf.Tensor, k: tf.Tensor, padding: tf.Tensor) -> list[tf.Tensor]:
   """x [..., m, n], k i32[] -> [..., length of diagonal k]; it needs no padding."""
   offset = int(np.ravel(tf.get_static_value(k))[0])
-  m, n = size(x, -2), size(x, -1)
+  *leading, m, n = sizes_of(x)
   down, right = max(-offset, 0), max(offset, 0)
   sizes = m - down, n - right
   if all(isinstance(length, int) for length in sizes):
     positions = np.arange(min(sizes)) * (n + 1) + down * n + right
   else:
     positions = tf.range(tf.minimum(*sizes)) * (n + 1) + down * n + right
-  leading = [size(x, axis) for axis in range(x.shape.rank - 2)]
   part = tf.gather(tf.reshape(x, [*leading, m * n]), positions, axis=-1)
   return [part]

@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..expansion import expands
-from ._matrices import joined, like_leading, loop, size
+from ..replay import sizes_of
+from ._matrices import identities, joined, like_leading, loop, padded
 from .orthogonal import qr, sizes_are_known
 
 _SWEEPS = 15  # at most; 8 are enough for 64 rows
@@ -95,15 +96,6 @@ def _scaled(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   return a / scale, scale
 
 
-def _padded_to_even(x: tf.Tensor, rows: int, columns: int) -> tf.Tensor:
-  return tf.pad(x, [*([0, 0] for _ in x.shape[:-2]), [0, rows], [0, columns]])
-
-
-def _identity(x: tf.Tensor, n: int) -> tf.Tensor:
-  """[..., n, n] with the leading axes of x."""
-  return tf.broadcast_to(tf.eye(n, dtype=x.dtype), tf.concat([tf.shape(x)[:-2], [n, n]], 0))
-
-
 def _orthogonal(v: tf.Tensor) -> tf.Tensor:
   """The orthogonal matrix next to v, whose rows rounding has led away from it: a step of Newton's
   and Schulz' iteration."""
@@ -131,7 +123,7 @@ def _order(values: tf.Tensor, descending: bool) -> tf.Tensor:
 def _eigh(op: Any, a: tf.Tensor) -> list[tf.Tensor]:
   """a f32[..., n, n] -> values f32[..., n] in ascending order, vectors f32[..., n, n] in columns;
   reads the lower triangle."""
-  n, leading = a.shape[-1], [size(a, axis) for axis in range(a.shape.rank - 2)]
+  n, leading = a.shape[-1], sizes_of(a)[:-2]
   wants_vectors = op.get_attr("compute_v")
   if n == 0:
     return [tf.zeros([*leading, 0], a.dtype), tf.identity(a)]
@@ -169,7 +161,7 @@ def _eigen(a: tf.Tensor, n: int) -> tuple[tf.Tensor, tf.Tensor]:
     rest = tf.reduce_max(tf.where(is_beside, size, zero), [-2, -1])
     return tf.reduce_all(rest <= _tolerance(a.dtype, 1) * largest)
 
-  _, v = _swept(rotate, done, _padded_to_even(a, odd, odd), _identity(a, m))
+  _, v = _swept(rotate, done, padded(a, odd, odd), identities(sizes_of(a)[:-2], m, m, a.dtype))
   v = _orthogonal(v[..., :n, :n])
   # Rayleigh's quotients with a itself: the rotations' errors have added up in x.
   values = tf.reduce_sum(tf.matmul(v, a) * v, -1, keepdims=True)
@@ -186,14 +178,11 @@ def _svd(op: Any, a: tf.Tensor) -> list[tf.Tensor]:
   """a f32[..., m, n] -> values f32[..., p] in descending order, U f32[..., m, k], V f32[..., n, l];
   p = min(m, n) = k = l, or all columns for full matrices."""
   m, n = a.shape[-2:]
-  leading, p = [size(a, axis) for axis in range(a.shape.rank - 2)], min(m, n)
+  leading, p = sizes_of(a)[:-2], min(m, n)
   full, wants_vectors = op.get_attr("full_matrices"), op.get_attr("compute_uv")
   if p == 0:
-    identities = [
-      tf.broadcast_to(tf.eye(k, k if full else 0, dtype=a.dtype), [*leading, k, k if full else 0])
-      for k in (m, n)
-    ]
-    return [tf.zeros([*leading, 0], a.dtype), *identities]
+    u, v = (identities(leading, k, k if full else 0, a.dtype) for k in (m, n))
+    return [tf.zeros([*leading, 0], a.dtype), u, v]
   x = joined(a)
   values, long, short = _singular(tf.linalg.matrix_transpose(x) if m < n else x, wants_vectors)
   values = tf.reshape(values, [*leading, p])
@@ -210,7 +199,7 @@ def _singular(a: tf.Tensor, vectors: bool) -> tuple[tf.Tensor, Any, Any]:
   a, scale = _scaled(a)
   odd, zero, one = n % 2, tf.zeros([], a.dtype), tf.ones([], a.dtype)
   columns = tf.linalg.matrix_transpose(a)
-  v = _identity(a, n)
+  v = identities(sizes_of(a)[:-2], n, n, a.dtype)
   if n > 1:
     m = n + odd
     is_beside = ~np.eye(m, dtype=bool)
@@ -235,7 +224,9 @@ def _singular(a: tf.Tensor, vectors: bool) -> tuple[tf.Tensor, Any, Any]:
       bound += tf.square(tolerance * largest)
       return tf.reduce_max(tf.where(is_beside, tf.abs(gram) - bound, zero)) <= zero
 
-    _, v = _swept(rotate, done, _padded_to_even(columns, odd, 0), _identity(a, m))
+    _, v = _swept(
+      rotate, done, padded(columns, odd, 0), identities(sizes_of(a)[:-2], m, m, a.dtype)
+    )
     v = _orthogonal(v[..., :n, :n])
     # a itself once more: the rotations' errors have added up.
     columns = tf.matmul(v, columns)

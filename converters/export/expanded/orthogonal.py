@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..expansion import expands
-from ._matrices import joined, like_leading, loop, ranks_are_known, size
+from ..replay import sizes_of
+from ._matrices import identities, joined, like_leading, loop, ranks_are_known
 
 _UNROLLED = 8  # from this size on a loop makes the smaller file
 
@@ -25,9 +26,8 @@ def _qr(op: Any, a: tf.Tensor) -> list[tf.Tensor]:
   m, n = a.shape[-2:]
   k = m if op.get_attr("full_matrices") else min(m, n)
   if 0 in (m, n):
-    leading = [size(a, axis) for axis in range(a.shape.rank - 2)]
-    q = tf.broadcast_to(tf.eye(m, k, dtype=a.dtype), [*leading, m, k])
-    return [q, tf.zeros([*leading, k, n], a.dtype)]
+    leading = sizes_of(a)[:-2]
+    return [identities(leading, m, k, a.dtype), tf.zeros([*leading, k, n], a.dtype)]
   q, r = qr(joined(a))
   return [like_leading(q[..., :k], a), like_leading(r[..., :k, :], a)]
 
@@ -36,7 +36,7 @@ def qr(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """a [batch, m, n] or [m, n] of known m, n > 0 -> (Q [batch, m, m], R [batch, m, n])."""
   m, n = a.shape[-2:]
   steps = min(m - 1, n)
-  identity = tf.broadcast_to(tf.eye(m, dtype=a.dtype), tf.concat([tf.shape(a)[:-1], [m]], 0))
+  identity = identities(sizes_of(a)[:-2], m, m, a.dtype)
   # Q^T and R are what the reflections make of the identity and of a: one product for both.
   both = tf.concat([a, identity], -1)
   if m <= _UNROLLED:
