@@ -16,11 +16,6 @@ from ..pair import Pair, of_pairs
 from ..special import like
 
 
-def scaled(x: Pair, factor: tf.Tensor) -> Pair:
-  """x c64[...], factor f32[...] -> c64[...]."""
-  return x.map(lambda part: part * factor)
-
-
 def negative(x: Pair) -> Pair:
   """-x."""
   return x.map(tf.negative)
@@ -53,16 +48,6 @@ def _is_finite(x: Pair) -> tf.Tensor:
 def select(condition: tf.Tensor, x: Pair, y: Pair) -> Pair:
   """x where the condition holds, else y."""
   return x.map(lambda a, b: tf.where(condition, a, b), y)
-
-
-def add(x: Pair, y: Pair) -> Pair:
-  """x + y."""
-  return x.map(tf.add, y)
-
-
-def subtract(x: Pair, y: Pair) -> Pair:
-  """x - y."""
-  return x.map(tf.subtract, y)
 
 
 def multiply(x: Pair, y: Pair) -> Pair:
@@ -163,7 +148,7 @@ def sqrt(x: Pair) -> Pair:
 
 def rsqrt(x: Pair) -> Pair:
   """1 / sqrt x."""
-  return divide(real(tf.ones_like(x.re)), sqrt(x))
+  return reciprocal(sqrt(x))
 
 
 def power(x: Pair, y: Pair) -> Pair:
@@ -307,8 +292,7 @@ def atan(x: Pair) -> Pair:
 def logistic(x: Pair) -> Pair:
   """1 / (1 + exp -x)."""
   e = exp(negative(x))
-  one = tf.ones_like(x.re)
-  return divide(real(one), Pair(one + e.re, e.im))
+  return reciprocal(Pair(tf.ones_like(x.re) + e.re, e.im))
 
 
 def expm1(x: Pair) -> Pair:

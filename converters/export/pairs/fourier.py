@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..pair import Pair
-from .arithmetic import multiply
+from .arithmetic import multiply, real
 
 # The longest transform by a matrix; from _LONG on larger factors are faster (ONNX Runtime 1.32,
 # 16384: 2.0 in place of 2.9 ms). A prime takes the longer matrix always: 127 in 17 in place of 52
@@ -45,17 +45,14 @@ def forward_of_real(x: tf.Tensor) -> Pair:
     matrix = _constant(np.concatenate([np.cos(angles), -np.sin(angles)], 1), x.dtype)
     return Pair(*tf.split(_product(x, matrix), [kept, kept], -1))
   if size % 2:
-    return forward(Pair(x, tf.zeros_like(x))).map(lambda part: part[..., :kept])
+    return forward(real(x)).map(lambda part: part[..., :kept])
   # z[k] = x[2 k] + i x[2 k + 1], whose transform has those of the even and the odd elements
   z = forward(Pair(x[..., ::2], x[..., 1::2]))
   z = z.map(lambda part: tf.concat([part, part[..., :1]], -1))
   even, odd = _folded(z)
-  cos, sin = _turn(kept, size, x.dtype)
+  odd = multiply(odd, _unit_circle(-_multiples(kept, size), x.dtype))
   half = tf.constant(0.5, x.dtype)
-  return Pair(
-    half * (even.re + (cos * odd.im - sin * odd.re)),
-    half * (even.im - (cos * odd.re + sin * odd.im)),
-  )
+  return Pair(half * (even.re + odd.im), half * (even.im - odd.re))
 
 
 def inverse_to_real(x: Pair, size: int) -> tf.Tensor:
@@ -77,12 +74,9 @@ def inverse_to_real(x: Pair, size: int) -> tf.Tensor:
     full = Pair(tf.concat([x.re, mirrored.re], -1), tf.concat([x.im, -mirrored.im], -1))
     return inverse(full).re
   even, odd = _folded(x)
-  cos, sin = _turn(kept, size, dtype)
+  odd = multiply(odd, _unit_circle(_multiples(kept, size), dtype))
   half = tf.constant(0.5, dtype)
-  z = Pair(
-    half * (even.re - (sin * odd.re + cos * odd.im)),
-    half * (even.im + (cos * odd.re - sin * odd.im)),
-  )
+  z = Pair(half * (even.re - odd.im), half * (even.im + odd.re))
   z = inverse(z.map(lambda part: part[..., : size // 2]))
   elements = tf.reshape(tf.stack([z.re, z.im], -1), [-1, size])
   return _with_rows_of(elements, x.re)
@@ -97,10 +91,9 @@ def _folded(x: Pair) -> tuple[Pair, Pair]:
   )
 
 
-def _turn(count: int, size: int, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-  """Cosine and sine of the first multiples of 2 pi / size."""
-  angles = 2 * np.pi * np.arange(count) / size
-  return _constant(np.cos(angles), dtype), _constant(np.sin(angles), dtype)
+def _multiples(count: int, size: int) -> np.ndarray:
+  """The first multiples of 2 pi / size, f64[count]."""
+  return 2 * np.pi * np.arange(count) / size
 
 
 def _longest_matrix(size: int) -> int:

@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from ..pair import REAL, Pair, Value, are_pairs, constant, of_pairs
 from ..replay import again
+from .arithmetic import real
 
 _PARTWISE = re.findall(
   r"\w+",
   """
   AddN AddV2 Add BatchToSpaceND BroadcastTo ConcatV2 Cumsum DynamicStitch ExpandDims Fill
   GatherNd GatherV2 MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MirrorPad Mean Neg
-  OnesLike Pack Pad PadV2 Reshape ResourceGather ReverseV2 ScatterNd Select SelectV2 Slice
+  Pack Pad PadV2 Reshape ResourceGather ReverseV2 ScatterNd Select SelectV2 Slice
   SpaceToBatchND Split SplitV Squeeze StridedSlice Sub Sum TensorListConcatV2
   TensorListFromTensor TensorListGather TensorListGetItem TensorListPushBack TensorListReserve
   TensorListResize TensorListSetItem TensorListStack EmptyTensorList
@@ -25,7 +26,7 @@ _PARTWISE = re.findall(
 )
 
 
-@of_pairs(*(set(_PARTWISE) - {"OnesLike"}))
+@of_pairs(*_PARTWISE)
 def _partwise(op: Any, *operands: Value) -> list[Value]:
   """Operands c64[...] and of other dtypes -> c64[...]."""
   parts = [
@@ -46,7 +47,7 @@ def _of_shape(op: Any, *operands: Pair) -> list[tf.Tensor]:
 @of_pairs("OnesLike")
 def _ones_like(op: Any, x: Pair) -> list[Pair]:
   """x c64[...] -> c64[...]."""
-  return [Pair(tf.ones_like(x.re), tf.zeros_like(x.re))]
+  return [real(tf.ones_like(x.re))]
 
 
 @of_pairs("Const")
@@ -94,8 +95,7 @@ def _cast(op: Any, x: Value) -> list[Value]:
   """x f32[...] -> c64[...], and back without the imaginary part."""
   dtype = op.outputs[0].dtype
   if not isinstance(x, Pair):
-    re = tf.cast(x, REAL[dtype])
-    return [Pair(re, tf.zeros_like(re))]
+    return [real(tf.cast(x, REAL[dtype]))]
   if dtype in REAL:
     return [x.map(lambda part: tf.cast(part, REAL[dtype]))]
   return [tf.cast(x.re, dtype)]

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from ..pair import REAL, Pair, of_pairs
 from ..replay import again
-from .arithmetic import multiply
+from ..special import like
+from .arithmetic import multiply, real
 
 
 @of_pairs("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
@@ -57,8 +58,7 @@ def _halved(x: Pair) -> Pair:
   """x c64[...,n] -> c64[...,1], its product."""
   size = x.shape[-1]
   if size == 0:
-    ones = tf.ones_like(tf.reduce_sum(x.re, -1, keepdims=True))
-    return Pair(ones, tf.zeros_like(ones))
+    return real(tf.ones_like(tf.reduce_sum(x.re, -1, keepdims=True)))
   while size > 1:
     half = size // 2
     first = x.map(lambda part, half=half: part[..., :half])
@@ -97,11 +97,5 @@ def _shifted(x: Pair, axis: int, by: int, size: int) -> Pair:
   paddings = [[by if k == axis else 0, 0] for k in range(x.shape.rank)]
   begin = [slice(None)] * axis + [slice(0, size - by)]
   kept = x.map(lambda part: part[tuple(begin)])
-  return Pair(
-    tf.pad(kept.re, paddings, constant_values=like_one(kept.re)), tf.pad(kept.im, paddings)
-  )
-
-
-def like_one(x: tf.Tensor) -> tf.Tensor:
-  """1 in the dtype of x."""
-  return tf.constant(1, x.dtype)
+  ones_before = tf.pad(kept.re, paddings, constant_values=like(1, kept.re))
+  return Pair(ones_before, tf.pad(kept.im, paddings))
