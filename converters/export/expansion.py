@@ -69,9 +69,7 @@ class Call:
     self.op, self._operands, self._function = op, operands, function
     self._known = [tf.get_static_value(x) if x.dtype.is_integer else None for x in operands]
     self.tensors = [x for x, value in zip(operands, self._known, strict=True) if value is None]
-    # the text of a constant may be long
-    own = [("id", id(op))] if op.type == "Const" else op.node_def.attr.items()
-    attributes = sorted((name, str(value)) for name, value in own)
+    attributes = sorted((name, str(value)) for name, value in op.node_def.attr.items())
     kinds = [
       (x.dtype, str(x.shape), None if value is None else value.tobytes())
       for x, value in zip(operands, self._known, strict=True)

@@ -172,6 +172,15 @@ def with_shape(x: Any, shape: tf.TensorShape) -> Any:
   return y
 
 
+def _as_of(op: tf.Operation, results: Sequence[Any]) -> list[Any]:
+  """The results in place of the op's, with its static shapes too."""
+  # a list, whose shape is of no use, may be a tensor in the target
+  return [
+    result if y.dtype == tf.variant else with_shape(result, result.shape.merge_with(y.shape))
+    for result, y in zip(results, op.outputs, strict=True)
+  ]
+
+
 class _Replay:
   """Copies the ops of graphs into the graph under construction.
 
@@ -241,6 +250,8 @@ class _Replay:
       if of_pairs and op.type in self._replacements:
         return [paired(*self._replaced(op, operands))]
       return [self._value(operands[0])]
+    if op.type == "Const" and of_pairs:
+      return [constant(tf.get_static_value(op.outputs[0]))]
     # the function without its checks, which TF.js and LiteRT cannot run
     if op.type == "EnsureShape":
       return [with_shape(operands[0], op.outputs[0].shape)]
@@ -254,8 +265,8 @@ class _Replay:
     if op.type in _LOOPS:
       return self._loop(op, operands)
     if is_expanded(op, operands) and not (of_pairs and op.type in PAIRS):
-      return self._expanded(op, operands)
-    return self._of_pairs(op, operands) if of_pairs else again(op, operands)
+      return _as_of(op, self._called(Call(op, operands, EXPANSIONS[op.type])))
+    return _as_of(op, self._of_pairs(op, operands)) if of_pairs else again(op, operands)
 
   def _replaced(self, op: tf.Operation, operands: list[Any]) -> Sequence[Any]:
     try:
@@ -268,13 +279,6 @@ class _Replay:
         "TensorFlow code"
       ) from error
 
-  def _expanded(self, op: tf.Operation, operands: Sequence[Any]) -> list[Any]:
-    results = self._called(Call(op, operands, EXPANSIONS[op.type]))
-    return [
-      with_shape(result, result.shape.merge_with(y.shape))
-      for result, y in zip(results, op.outputs, strict=True)
-    ]
-
   def _of_pairs(self, op: tf.Operation, operands: Sequence[Any]) -> list[Any]:
     """The results of an op of complex numbers, by its rule."""
     pairs = [isinstance(x, Pair) for x in operands]
@@ -285,15 +289,10 @@ class _Replay:
     call = Call(op, flat(operands), of_parts)
     try:
       concrete, _ = self._traced(call)
-      results = unflat(call.folded(concrete) or self._called(call), are_pairs(op))
+      return unflat(call.folded(concrete) or self._called(call), are_pairs(op))
     except NotImplementedError as error:
       self.lacking.setdefault(op.type, str(error))
-      results = zeros_of(op)
-    # a list, whose shape is of no use, may be a tensor in the target
-    return [
-      result if y.dtype == tf.variant else with_shape(result, result.shape.merge_with(y.shape))
-      for result, y in zip(results, op.outputs, strict=True)
-    ]
+      return zeros_of(op)
 
   def _called(self, call: Call) -> list[Any]:
     """The results of the call, in whose place its ops are replayed."""

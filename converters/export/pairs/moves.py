@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..pair import REAL, Pair, Value, are_pairs, constant, of_pairs
+from ..pair import REAL, Pair, Value, are_pairs, of_pairs
 from ..replay import again
 from .arithmetic import real
 
@@ -48,12 +48,6 @@ def _of_shape(op: Any, *operands: Pair) -> list[tf.Tensor]:
 def _ones_like(op: Any, x: Pair) -> list[Pair]:
   """x c64[...] -> c64[...]."""
   return [real(tf.ones_like(x.re))]
-
-
-@of_pairs("Const")
-def _constant(op: Any) -> list[Value]:
-  """-> c64[...]."""
-  return [constant(tf.get_static_value(op.outputs[0]))]
 
 
 @of_pairs("Complex")
