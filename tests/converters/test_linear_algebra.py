@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.scipy import linalg
+from jax.scipy import linalg, special
 
 from jax2tf.converters import onnx, saved_model, tflite
 
@@ -108,6 +108,32 @@ def test_qr_least_squares_and_exponentials(tmp_path: Path) -> None:
     made = exporter.save(fun, {}, tmp_path / exporter.__name__, inputs=inputs, examples=data)
     for y, expected in zip(exporter.run(made.path, data).values(), fun({}, **data), strict=True):
       np.testing.assert_allclose(y, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_double_precision(tmp_path: Path) -> None:
+  """In ONNX; the other formats have none."""
+
+  def fun(_: Any, x: jax.Array) -> list[jax.Array]:
+    n = x.shape[-1]
+    symmetric = x @ x.mT
+    return [
+      jnp.linalg.eigvalsh(symmetric),
+      jnp.linalg.svdvals(x),
+      *jnp.linalg.qr(x),
+      jnp.linalg.cholesky(symmetric + jnp.eye(n)),
+      jnp.linalg.solve(x + 4 * jnp.eye(n), x),
+      special.i0e(10 * x),
+      special.i1e(10 * x),
+    ]
+
+  x = RNG.standard_normal((9, 9))
+  with jax.enable_x64(True):
+    path = tmp_path / "m.onnx"
+    made = onnx.save(fun, {}, path, inputs={"x": "f64[9,9]"}, examples={"x": x}, samples=1)
+    expected = fun({}, jnp.asarray(x))
+  for y, exact in zip(onnx.run(made.path, {"x": x}).values(), expected, strict=True):
+    assert y.dtype == np.float64
+    np.testing.assert_allclose(y, exact, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("hostile", [np.nan, np.inf])

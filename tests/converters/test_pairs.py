@@ -234,6 +234,26 @@ def test_double_precision() -> None:
   assert np.max(np.abs(of_parts(result) - exact)) <= 1e-14 * np.max(np.abs(exact))
 
 
+def test_elementwise_ops_in_double_precision() -> None:
+  """Their limits and constants depend on the dtype."""
+  functions = [getattr(jnp, name) for name in _ELEMENTWISE.split() if not name.startswith("is")]
+  parts = RNG.standard_normal((2, 40))
+  large = [709.9 + 1.5j, -709.9 + 1j]  # near the largest exponential
+
+  def fun(x: jax.Array, y: jax.Array) -> jax.Array:
+    rows = [function(x) for function in functions]
+    rows += [function(y) for function in (jnp.exp, jnp.sinh, jnp.cosh, jnp.tanh, jnp.arctanh)]
+    return jnp.concatenate([row.astype(jnp.complex128) for row in rows])
+
+  with jax.enable_x64(True):
+    operands = parts[0] + 1j * parts[1], np.array(large)
+    result = of_parts(answered(jax2tf.convert(fun), *operands))
+    expected = np.asarray(jax.jit(fun)(*operands))
+  assert result.dtype == np.complex128
+  # exp multiplies the rounding of 709.9 by this number
+  np.testing.assert_allclose(result, expected, rtol=1e-12)
+
+
 def test_a_batch_of_unknown_size() -> None:
   def fun(x: jax.Array) -> jax.Array:
     spectrum = jnp.fft.rfft(x, 24)
