@@ -65,12 +65,14 @@ class Contents:
       "format": self.format,
       "bytes": self.size,
       "signatures": {name: dict(ends) for name, ends in self.signatures.items()},
-      "ops": self._ops(),
+      "ops": self.ops(),
       "weights": {name: _described(value) for name, value in self.weights.items()},
       "notes": dict(self.notes),
     }
 
-  def _ops(self) -> dict[str, dict[str, Any]]:
+  def ops(self) -> dict[str, dict[str, Any]]:
+    """{type of op: {"count", "dtypes", "bytes" of its weights, "taken": {delegate: how many}}}, the
+    most frequent first."""
     by_type: dict[str, list[Node]] = collections.defaultdict(list)
     for node in self.nodes:
       by_type[node.op].append(node)

@@ -301,26 +301,24 @@ class Source:
         runs = [runs[i] for i in taken]
         expected = [expected[i].computed_in(precision) for i in taken]
       answered = answer([replace(run, timed=run.timed and timed) for run in runs])
-      rows = tuple(
-        compare.rows(
-          runs, answered, expected, options.rtol, options.atol, noted=(SUBNORMAL, HOSTILE)
-        )
+      report = compare.report(
+        f"{self.label} in {runtime}",
+        runs,
+        answered,
+        expected,
+        tolerances=(options.rtol, options.atol),
+        hostile=False,
+        skipped={},
+        versions=versions,
       )
-    report = Report(
-      f"{self.label} in {runtime}",
-      rows,
-      compare.latencies(runs, answered, expected),
-      {},
-      {"jax": jax.__version__, **versions},
-    )
-    if wrong := [row for row in rows if not row.ok]:
+    if wrong := [row for row in report.rows if not row.ok]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
       raise ExportError(
         target,
         f"{runtime} computes different outputs than the reference, so nothing was "
         f"written:\n{lines}",
       )
-    if noted := [row for row in rows if row.problem and row.values == HOSTILE]:
+    if noted := [row for row in report.rows if row.problem and row.values == HOSTILE]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in noted[:4])
       warn_user(
         f"{runtime} computes different outputs than JAX for NaN, infinities or extreme "

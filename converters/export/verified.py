@@ -7,15 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from .. import stages
 from ..bundle import progress
 from ..bundle.manifest import SignatureRecord
-from ..saved_model import draws, kinds
+from ..saved_model import draws
 from ..saved_model.domain import Domain
-from ..saved_model.draws import HOSTILE, SUBNORMAL
 from ..verify import answers as compare
 from ..verify import plan, subjects
 from ..verify.report import Report
@@ -88,12 +86,9 @@ def verified(
   Raises:
     ValueError: the function does not take the inputs of the file, or has other results.
   """
-  plan.check_draws(comparison.sizes, comparison.samples)
-  kinds.check_names("signatures", signatures)
-  records = {name: _record(ends) for name, ends in contents.signatures.items()}
-  kinds.check_chosen(list(records if signatures is None else signatures), records)
-  chosen = {name: records[name] for name in (records if signatures is None else signatures)}
   inputs = comparison.examples or {}
+  records = {name: _record(ends) for name, ends in contents.signatures.items()}
+  chosen = subjects.chosen(records, signatures, inputs)
   lead = () if params is None else (params,)
   compared, skipped = subjects.subjects(chosen, reference, params is not None, inputs)
   runs = plan.plan(compared, constraints, comparison.sizes or {}, comparison.samples, inputs, lead)
@@ -101,18 +96,13 @@ def verified(
     references = compare.reference_answers(runs, lead)
     expected = [*progress.over(references, "verify", len(runs))]
     answered = answer(runs)
-  rows = compare.rows(
+  return compare.report(
+    f"{contents.path} in {runtime}",
     runs,
     answered,
     expected,
-    comparison.rtol,
-    comparison.atol,
-    noted=(SUBNORMAL,) if hostile else (SUBNORMAL, HOSTILE),
-  )
-  return Report(
-    f"{contents.path} in {runtime}",
-    tuple(rows),
-    compare.latencies(runs, answered, expected),
-    skipped,
-    {"jax": jax.__version__, **versions},
+    tolerances=(comparison.rtol, comparison.atol),
+    hostile=hostile,
+    skipped=skipped,
+    versions=versions,
   )

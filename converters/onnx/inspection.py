@@ -19,10 +19,10 @@ from ..export.ends import in_parts, whole_specs
 from ..export.verified import verified
 from ..verify.plan import Comparison
 from ..verify.report import Report
-from . import releases
+from . import protos, releases
 from .model import COMPLEX
-from .runtime import RUNTIME, extra, quiet_options
-from .target import answers
+from .runtime import RUNTIME, extra, quiet_options, session
+from .target import answers, data_locations
 
 _RUNS = 5  # of which the times are the mean
 
@@ -49,13 +49,13 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
     [('Mul', 'float32')]
   """
   file = Path(os.fspath(paths.of(path)))
-  model = _loaded(file)
+  model, beside = _loaded(file)
   weights = dict(_weights(model.graph))
   dtypes = {value.name: _dtype(value) for value in _values(model)}
   return Contents(
     str(file),
     f"ONNX, opset {max(each.version for each in model.opset_import)}",
-    sum(each.stat().st_size for each in (file, *_data_files(file))),
+    sum(each.stat().st_size for each in (file, *beside)),
     {"model": {f"{end}s": _specs(model, end) for end in ("input", "output")}},
     list(_nodes(model.graph, dtypes, weights)),
     weights,
@@ -63,61 +63,44 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
   )
 
 
-def _loaded(file: Path) -> Any:
+def _loaded(file: Path) -> tuple[Any, set[Path]]:
+  """(the model with its weights, the files beside it that have them)."""
   onnx = extra("onnx")
   try:
-    model = onnx.load_model(str(file))
+    model = onnx.load_model(str(file), load_external_data=False)
   except FileNotFoundError:
     raise
   except Exception as error:  # of protobuf
     raise ValueError(f"{file} is no ONNX file: {error}") from error
   if not model.opset_import:
     raise ValueError(f"{file} is no ONNX file: it names no opset")
-  return model
+  beside = {file.parent / name for name in data_locations(model)}
+  if beside:
+    onnx.load_external_data_for_model(model, str(file.parent))
+  return model, beside
 
 
-def _data_files(file: Path) -> set[Path]:
-  """Those beside the file that have its weights."""
-  model = extra("onnx").load_model(str(file), load_external_data=False)
-  return {
-    file.parent / entry.value
-    for tensor in model.graph.initializer
-    for entry in tensor.external_data
-    if entry.key == "location"
-  }
+def _graphs(graph: Any) -> Iterator[Any]:
+  """The graph, and those of loops and branches."""
+  yield graph
+  for node in protos.nodes(graph):
+    yield from protos.bodies(node)
 
 
 def _weights(graph: Any) -> Iterator[tuple[str, np.ndarray]]:
-  onnx = extra("onnx")
-  for each in graph.initializer:
-    yield each.name, onnx.numpy_helper.to_array(each)
-  for node in graph.node:
+  to_array = extra("onnx").numpy_helper.to_array
+  for each in _graphs(graph):
+    yield from ((tensor.name, to_array(tensor)) for tensor in each.initializer)
+  for node in protos.nodes(graph):
     for attribute in node.attribute:
       if node.op_type == "Constant" and attribute.name == "value":
-        yield node.output[0], onnx.numpy_helper.to_array(attribute.t)
-      for inner in _graphs(attribute):
-        yield from _weights(inner)
-
-
-def _graphs(attribute: Any) -> list[Any]:
-  return [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+        yield node.output[0], to_array(attribute.t)
 
 
 def _values(model: Any) -> Iterator[Any]:
   """The inferred dtypes and shapes, also of loops and branches."""
-  try:
-    inferred = extra("onnx").shape_inference.infer_shapes(model)
-  except Exception:  # a model above 2 GiB
-    inferred = model
-
-  def of_graph(graph: Any) -> Iterator[Any]:
+  for graph in _graphs(protos.inferred(model)):
     yield from (*graph.input, *graph.value_info, *graph.output)
-    for node in graph.node:
-      for attribute in node.attribute:
-        for inner in _graphs(attribute):
-          yield from of_graph(inner)
-
-  return of_graph(inferred.graph)
 
 
 def _dtype(value: Any) -> str:
@@ -151,14 +134,11 @@ def _spec(value: Any) -> str:
 def _nodes(
   graph: Any, dtypes: Mapping[str, str], weights: Mapping[str, np.ndarray]
 ) -> Iterator[Node]:
-  for node in graph.node:
+  for node in protos.nodes(graph):
     if node.op_type != "Constant":
       constants = tuple(name for name in node.input if name in weights)
       first = node.output[0] if node.output else ""
       yield Node(node.name or first, node.op_type, dtypes.get(first, ""), constants)
-    for attribute in node.attribute:
-      for inner in _graphs(attribute):
-        yield from _nodes(inner, dtypes, weights)
 
 
 def _notes(model: Any) -> dict[str, str]:
@@ -184,12 +164,10 @@ def seconds_by_op(
     options = quiet_options()
     options.enable_profiling = True
     options.profile_file_prefix = str(Path(folder, "profile"))
-    session = extra("onnxruntime").InferenceSession(
-      os.fspath(path), options, providers=["CPUExecutionProvider"]
-    )
+    opened = session(os.fspath(path), options)
     for _ in range(_RUNS + 1):
-      session.run(None, {name: in_parts(x) for name, x in inputs.items()})
-    events = json.loads(Path(session.end_profiling()).read_text())
+      opened.run(None, {name: in_parts(x) for name, x in inputs.items()})
+    events = json.loads(Path(opened.end_profiling()).read_text())
   times: dict[str, list[float]] = collections.defaultdict(list)
   for event in events:
     if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
@@ -209,7 +187,7 @@ def values_inside(
     inputs: {input: array}.
   """
   onnx = extra("onnx")
-  model = _loaded(Path(os.fspath(path)))
+  model, _ = _loaded(Path(os.fspath(path)))
   named = {
     node.output[0]: node.name or node.output[0]
     for node in model.graph.node
@@ -225,11 +203,8 @@ def values_inside(
   with tempfile.TemporaryDirectory(prefix="jax2tf-onnx-") as folder:
     file = str(Path(folder, "model.onnx"))
     onnx.save_model(model, file, save_as_external_data=True)
-    session = extra("onnxruntime").InferenceSession(
-      file, options, providers=["CPUExecutionProvider"]
-    )
     parts = {name: in_parts(x) for name, x in inputs.items()}
-    results = session.run([*named, *outputs], parts)
+    results = session(file, options).run([*named, *outputs], parts)
   return dict(zip([*named.values(), *outputs], results, strict=True))
 
 
@@ -271,12 +246,9 @@ def verify(
     True
   """
   contents = inspect(path)
-  session = extra("onnxruntime").InferenceSession(
-    contents.path, quiet_options(), providers=["CPUExecutionProvider"]
-  )
   return verified(
     contents,
-    functools.partial(answers, session),
+    functools.partial(answers, session(contents.path)),
     reference,
     params,
     Comparison(sizes, samples, inputs, rtol, atol),

@@ -204,16 +204,20 @@ def data_files(path: Path) -> set[Path]:
       proto = extra("onnx").load_model(str(file), load_external_data=False)
   except extra("google.protobuf.message").DecodeError:
     return set()
-  locations = {
+  return {
+    path.parent / name
+    for name in data_locations(proto)
+    if name.startswith(f"{path.stem}-") and name.endswith(".data")
+  }
+
+
+def data_locations(proto: Any) -> set[str]:
+  """The files, beside that of a model, that have its weights."""
+  return {
     entry.value
     for tensor in proto.graph.initializer
     for entry in tensor.external_data
     if entry.key == "location"
-  }
-  return {
-    path.parent / name
-    for name in locations
-    if name.startswith(f"{path.stem}-") and name.endswith(".data")
   }
 
 

@@ -54,18 +54,17 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
   data = file.read_bytes()
   if data[4:8] != _IDENTIFIER:
     raise ValueError(f"{file} is no LiteRT file: its identifier is {data[4:8]!r}")
-  schema = runtime.extra("ai_edge_litert.schema_py_generated")
-  model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(data, 0))
-  weights = dict(_weights(model, schema))
+  schema, model = flatbuffer.tools().schema_fb, flatbuffer.unpacked(data)
+  weights, pairs = dict(_weights(model, schema)), flatbuffer.complex_names(file)
   return Contents(
     str(file),
     f"LiteRT, schema {model.version}",
     len(data),
     {
-      _text(each.signatureKey): _ends(model, schema, each, flatbuffer.complex_names(file))
+      _text(each.signatureKey): _ends(model, schema, each, pairs)
       for each in model.signatureDefs or ()
     },
-    list(_nodes(model, schema, weights, _taken(data))),
+    list(_nodes(model, schema, weights, _taken(data, model))),
     weights,
     delegates=(XNNPACK, GPU),
     notes={"written by": _text(model.description or b"")},
@@ -148,10 +147,10 @@ def _nodes(
       )
 
 
-def _taken(data: bytes) -> dict[str, set[tuple[int, int]]]:
+def _taken(data: bytes, model: Any) -> dict[str, set[tuple[int, int]]]:
   """{delegate: the (subgraph, node) that it takes}: of XNNPACK, what it takes here from the main
   subgraph; of the GPU delegate, what TensorFlow's list has."""
-  return {XNNPACK: {(0, k) for k in _by_xnnpack(data)}, GPU: set(_on_gpu(data))}
+  return {XNNPACK: {(0, k) for k in _by_xnnpack(data)}, GPU: set(_on_gpu(data, model))}
 
 
 def _by_xnnpack(data: bytes) -> set[int]:
@@ -172,20 +171,16 @@ def _by_xnnpack(data: bytes) -> set[int]:
   return inside
 
 
-def _on_gpu(data: bytes) -> Iterator[tuple[int, int]]:
+def _on_gpu(data: bytes, model: Any) -> Iterator[tuple[int, int]]:
   said = io.StringIO()
   with contextlib.redirect_stdout(said):
     tf.lite.experimental.Analyzer.analyze(model_content=data, gpu_compatibility=True)
-  schema = runtime.extra("ai_edge_litert.schema_py_generated")
-  model = schema.Model.GetRootAsModel(data, 0)
   refused = {
-    i: set(map(int, numbers.split(",")))
+    int(i): set(map(int, numbers.split(",")))
     for i, numbers in re.findall(r"Subgraph#(\d+) has " + _NOT_ON_GPU.pattern, said.getvalue())
   }
-  for i in range(model.SubgraphsLength()):
-    for k in range(model.Subgraphs(i).OperatorsLength()):
-      if k not in refused.get(str(i), ()):
-        yield i, k
+  for i, graph in enumerate(model.subgraphs):
+    yield from ((i, k) for k in range(len(graph.operators)) if k not in refused.get(i, ()))
 
 
 def values_inside(

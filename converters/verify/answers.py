@@ -20,7 +20,7 @@ from ..saved_model import draws
 from ..saved_model.draws import SUBNORMAL
 from . import plan
 from .precision import of_results as precision_of_results
-from .report import Latency, Row
+from .report import Latency, Report, Row
 from .rounding import SHARE_OF_LARGEST, Measure, Rounding
 
 # |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for
@@ -153,6 +153,37 @@ def _rounding(
     for name, array in named.items()
     if name not in subject.record.passed_through
   }
+
+
+def report(
+  model: str,
+  runs: Sequence[plan.Run],
+  answers: Sequence[Answer],
+  expected: Sequence[Expected],
+  *,
+  tolerances: tuple[float | None, float | None],
+  hostile: bool,
+  skipped: Mapping[str, str],
+  versions: Mapping[str, str],
+) -> Report:
+  """The comparison of the answers of a model with those of the reference.
+
+  Args:
+    model: its name.
+    tolerances: relative and absolute, as in `rows`.
+    hostile: whether differences for hostile inputs count.
+    skipped: {signature: why}.
+    versions: of what computed, besides JAX.
+  """
+  rtol, atol = tolerances
+  noted = (SUBNORMAL,) if hostile else (SUBNORMAL, draws.HOSTILE)
+  return Report(
+    model,
+    tuple(rows(runs, answers, expected, rtol, atol, noted=noted)),
+    latencies(runs, answers, expected),
+    skipped,
+    {"jax": jax.__version__, **versions},
+  )
 
 
 def rows(

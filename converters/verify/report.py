@@ -282,6 +282,19 @@ class Report:
     return folder
 
 
+def check_writable(folder: paths.Given) -> None:
+  """Raises the errors of `Report.write`, before the comparison that takes long.
+
+  Raises:
+    OSError: the folder is not writable.
+    ImportError: the packages of jax2tf[verify] are missing.
+  """
+  with stages.stage("import what the report needs"):
+    for package in ("jinja2", "matplotlib"):
+      extra(package)
+  publish.check_writable(paths.of(folder, "report"))
+
+
 def extra(module: str) -> Any:
   """A module of jax2tf[verify]."""
   return extras.module(module, "verify", "the report of a verification")

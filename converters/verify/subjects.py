@@ -17,20 +17,27 @@ from . import plan, references
 
 
 def chosen(
-  record: manifest.Manifest, signatures: Sequence[str] | None, inputs: draws.Examples
+  records: Mapping[str, manifest.SignatureRecord],
+  signatures: Sequence[str] | None,
+  inputs: draws.Examples,
 ) -> dict[str, manifest.SignatureRecord]:
+  """The signatures to compare, of those of a model.
+
+  Raises:
+    ValueError: a signature or an input has no such name.
+  """
   kinds.check_names("signatures", signatures)
   kinds.check_mapping("inputs", inputs, "input: array")
-  names = list(record.signatures) if signatures is None else list(signatures)
-  kinds.check_chosen(names, record.signatures)
+  names = list(records) if signatures is None else list(signatures)
+  kinds.check_chosen(names, records)
   if not names:
     raise ArgumentError(
       "signatures",
       signatures,
       problem="it selects no signature",
-      advice=f"choose from {', '.join(record.signatures)}",
+      advice=f"choose from {', '.join(records)}",
     )
-  chosen = {name: record.signatures[name] for name in names}
+  chosen = {name: records[name] for name in names}
   known = {name: None for signature in chosen.values() for name in signature.inputs}
   if strange := [name for name in inputs if name not in known]:
     raise ArgumentError(

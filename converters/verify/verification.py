@@ -18,11 +18,10 @@ from ..bundle import calls, children, manifest, notation, paths, progress, publi
 from ..bundle.notation import Spec
 from ..saved_model import kinds, values
 from ..saved_model.arguments import check_constraint
-from ..saved_model.draws import HOSTILE, SUBNORMAL
 from ..saved_model.state import Layout
 from . import answers as compare
 from . import plan, subjects
-from .report import Report, extra
+from .report import Report, check_writable
 
 
 def verify(
@@ -92,17 +91,14 @@ def verify(
     True
   """
   if report is not None:
-    with stages.stage("import what the report needs"):
-      for package in ("jinja2", "matplotlib"):
-        extra(package)
-    publish.check_writable(paths.of(report, "report"))
+    check_writable(report)
   plan.check_draws(sizes, samples)
   kinds.check_names("polymorphic_constraints", polymorphic_constraints)
   folder = _directory(paths.of(path))
   with paths.fetched(folder) as directory:
     record = manifest.read(directory)
     inputs = inputs or {}
-    chosen = subjects.chosen(record, signatures, inputs)
+    chosen = subjects.chosen(record.signatures, signatures, inputs)
     lead = () if params is None else (params,)
     remembered = _state(record, chosen, state)
     compared, skipped = subjects.subjects(chosen, reference, params is not None, inputs, remembered)
@@ -128,16 +124,6 @@ def verify(
     answered = response["runs"] or [
       calls.failed(f"no answer without JAX: {response['error']}")
     ] * len(runs)
-    rows = list(
-      compare.rows(
-        runs,
-        answered,
-        expected,
-        rtol,
-        atol,
-        noted=(SUBNORMAL,) if hostile else (SUBNORMAL, HOSTILE),
-      )
-    )
     if signatures is None:
       unknown = [
         name
@@ -152,9 +138,16 @@ def verify(
           advice=Text("save the model again, or choose the others: ", others),
         ),
       )
-    latencies = compare.latencies(runs, answered, expected)
-    versions = {"jax": jax.__version__, "numpy": np.__version__, **response["versions"]}
-    result = Report(str(folder), tuple(rows), latencies, skipped, versions)
+    result = compare.report(
+      str(folder),
+      runs,
+      answered,
+      expected,
+      tolerances=(rtol, atol),
+      hostile=hostile,
+      skipped=skipped,
+      versions={"numpy": np.__version__, **response["versions"]},
+    )
   if report is not None:
     result.write(report)
   return result

@@ -10,7 +10,7 @@ from typing import Any
 from jax2tf.converters.bundle.notation import Spec
 from jax2tf.converters.export import layers as inside
 from jax2tf.converters.export.contents import Contents
-from jax2tf.converters.verify.report import Report
+from jax2tf.converters.verify.report import Report, check_writable
 from jax2tf.tools.cli import _loading
 from jax2tf.tools.cli._inspection import table
 from jax2tf.tools.cli._verb import Named
@@ -66,10 +66,12 @@ def verified(
   if strange := [flag for flag, (name, value) in given.items() if value and name not in accepted]:
     raise _loading.UsageError(f"{strange[0]} is of no use for {path}; leave it out")
   chosen = {name: value for name, value in given.values() if value}
-  contents = form.inspect(path)
-  first = next(iter(contents.signatures.values()))
-  model = _loading.model(named, lambda: first["inputs"])
-  folder = options.get("report")
+  folder = options["report"]
+  if folder is not None:
+    check_writable(folder)
+  model = _loading.model(
+    named, lambda: next(iter(form.inspect(path).signatures.values()))["inputs"]
+  )
   report: Report = form.verify(
     path,
     model.fun,
@@ -115,7 +117,7 @@ def text(contents: Contents, seconds: Mapping[str, float]) -> str:
 
 def _ops(contents: Contents) -> str:
   rows = []
-  for op, row in contents.as_json()["ops"].items():
+  for op, row in contents.ops().items():
     taken = [f"{number} of {row['count']}" for number in row["taken"].values()]
     rows.append((op, str(row["count"]), ", ".join(row["dtypes"]), f"{row['bytes']:,}", *taken))
   return table(("op", "count", "dtypes", "bytes of weights", *contents.delegates), rows)

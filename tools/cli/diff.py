@@ -32,15 +32,21 @@ def diff(before: str, after: str, weights: bool, layers: bool, sizes: Sequence[s
   from jax2tf.tools.cli import _exported, _inspection  # noqa: PLC0415
 
   forms = [_exported.format_of(path) for path in (before, after)]
-  if None not in forms:
+  values: list[Any] = []
+  if None in forms:
+    if layers:
+      raise click.BadParameter(
+        "it is for two files of ONNX or LiteRT, or folders of TF.js", param_hint="--layers"
+      )
+    changes, values = _inspection.diff(before, after)
+  else:
     if weights:
       raise click.BadParameter("it is for two SavedModels", param_hint="--weights")
-    return _of_files(before, after, forms, layers, sizes)
-  if layers:
-    raise click.BadParameter(
-      "it is for two files of ONNX or LiteRT, or folders of TF.js", param_hint="--layers"
-    )
-  changes, values = _inspection.diff(before, after)
+    files = list(zip((before, after), forms, strict=True))
+    if layers:
+      return _layers(files, sizes)
+    contents = [form.inspect(path).as_json() | {"path": ""} for path, form in files]
+    changes = list(_inspection.differences("", *contents))
   verdict = f"{len(changes)} differences" if changes else "no difference"
   text = _inspection.diff_text(changes) + (
     f"\n{_inspection.weights_text(values)}" if weights and values else ""
@@ -52,39 +58,23 @@ def diff(before: str, after: str, weights: bool, layers: bool, sizes: Sequence[s
   )
 
 
-def _of_files(
-  before: str, after: str, forms: Sequence[Any], layers: bool, sizes: Sequence[str]
-) -> Answer:
-  from jax2tf.tools.cli import _exported, _inspection  # noqa: PLC0415
+def _layers(files: Sequence[tuple[str, Any]], sizes: Sequence[str]) -> Answer:
+  """Where the values inside of two files first differ; `files`: (path, module of its format)."""
+  from jax2tf.converters.export import layers, verified  # noqa: PLC0415
+  from jax2tf.tools.cli import _exported, _loading  # noqa: PLC0415
 
-  old, new = (form.inspect(path) for form, path in zip(forms, (before, after), strict=True))
-  if layers:
-    from jax2tf.converters.export import layers as inside  # noqa: PLC0415
-    from jax2tf.converters.export import verified  # noqa: PLC0415
-    from jax2tf.tools.cli import _loading  # noqa: PLC0415
-
-    inputs = verified.drawn(old, _loading.sizes(sizes))
-    one, other = (
-      form.values_inside(path, inputs) for form, path in zip(forms, (before, after), strict=True)
-    )
-    rows = inside.compared(one, other)
-    if not rows:
-      raise ValueError(f"{before} and {after} have no value of a common name and size")
-    outputs = {name for ends in old.signatures.values() for name in ends["outputs"]}
-    first = inside.first_difference(rows, outputs, _exported.TOLERANCE)
-    verdict = f"the outputs agree, of {len(rows)} values"
-    if first is not None:
-      place = f"{first.name!r} is the first of {len(rows)} values that differs"
-      verdict = f"{place}, by {first.relative:.1e} of the largest"
-    answer = {"verdict": verdict, "layers": [vars(row) for row in rows]}
-    return answer, f"{_exported.layers_text(rows)}\n{verdict}", int(first is not None)
-  contents = [each.as_json() for each in (old, new)]
-  for content in contents:
-    del content["path"]
-  changes = list(_inspection.differences("", *contents))
-  verdict = f"{len(changes)} differences" if changes else "no difference"
-  return (
-    {"verdict": verdict, "differences": changes},
-    _inspection.diff_text(changes),
-    int(bool(changes)),
-  )
+  (before, form), (after, _) = files
+  contents = form.inspect(before)
+  inputs = verified.drawn(contents, _loading.sizes(sizes))
+  one, other = (each.values_inside(path, inputs) for path, each in files)
+  rows = layers.compared(one, other)
+  if not rows:
+    raise ValueError(f"{before} and {after} have no value of a common name and size")
+  outputs = {name for ends in contents.signatures.values() for name in ends["outputs"]}
+  first = layers.first_difference(rows, outputs, _exported.TOLERANCE)
+  verdict = f"the outputs agree, of {len(rows)} values"
+  if first is not None:
+    place = f"{first.name!r} is the first of {len(rows)} values that differs"
+    verdict = f"{place}, by {first.relative:.1e} of the largest"
+  answer = {"verdict": verdict, "layers": [vars(row) for row in rows]}
+  return answer, f"{_exported.layers_text(rows)}\n{verdict}", int(first is not None)
