@@ -21,12 +21,10 @@ from typing import Any
 import jax
 import numpy as np
 import onnx
-import onnxruntime
 
 from jax2tf.converters.bundle import calls
 from jax2tf.converters.export.source import Source
-from jax2tf.converters.onnx import exporter, opsets, target
-from jax2tf.converters.onnx.runtime import quiet_options
+from jax2tf.converters.onnx import exporter, opsets, protos, runtime, target
 from jax2tf.converters.saved_model.builder import Model
 from jax2tf.converters.verify import plan
 from jax2tf.tools.lab import environments, measure, workers
@@ -108,7 +106,7 @@ def side_by_side(row: str, exports: Mapping[str, Export]) -> dict[str, Any]:
         verdicts[converter] = [REFUSED, calls.sentence(error)]
         continue
       verdicts[converter] = [WRONG, why] if why else [RIGHT, ""]
-      figures["nodes"][converter] = _nodes(onnx.load(file).graph)
+      figures["nodes"][converter] = sum(1 for _ in protos.nodes(onnx.load(file).graph))
       figures["bytes"][converter] = file.stat().st_size
       sessions[converter] = session
   if all(verdict == RIGHT for verdict, _ in verdicts.values()):
@@ -187,10 +185,10 @@ def _lost(error: workers.LostError, row: str) -> tuple[str, dict[str, Any]]:
   return row, {"library": registry_rows.ROWS[row], **verdicts, **nothing}
 
 
-def _session(file: pathlib.Path) -> onnxruntime.InferenceSession:
-  options = quiet_options()
+def _session(file: pathlib.Path) -> Any:
+  options = runtime.quiet_options()
   options.intra_op_num_threads = 1
-  return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+  return runtime.session(str(file), options)
 
 
 def _call(program: registry_rows.Program, session: Any, batch: int) -> Callable[[], list[Any]]:
@@ -218,12 +216,6 @@ def _is_close(actual: np.ndarray, expected: np.ndarray) -> bool:
   tolerance = _TOLERANCES[expected.dtype]
   largest = np.abs(expected[np.isfinite(expected)], dtype=np.float64).max(initial=0)
   return np.allclose(actual, expected, tolerance, tolerance * largest, equal_nan=True)
-
-
-def _nodes(graph: onnx.GraphProto) -> int:
-  """With those of loops and branches."""
-  inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.g.node]
-  return len(graph.node) + sum(map(_nodes, inner))
 
 
 def _milliseconds(program: registry_rows.Program, sessions: Mapping[str, Any]) -> dict[str, float]:
