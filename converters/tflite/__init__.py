@@ -1,10 +1,10 @@
 """Exports functions and SavedModels to LiteRT (TFLite)."""
 
 from ..export.pipeline import Exported
+from ..export.quantization import LEAST_COSINE, LEAST_TOP_1
 from ..export.source import ExportError
 from .exporter import IDIOMS, run, save, save_model, save_training
 from .inspection import inspect, verify
-from .quantized import LEAST_COSINE, LEAST_TOP_1
 from .schemes import QuantizationReport, quantization_report
 from .scripts import converter
 

@@ -3,7 +3,7 @@ LiteRT's interpreter with JAX's.
 
 `replacements` replaces ops that LiteRT lacks or computes differently. TensorFlow's converter then
 translates the graph op by op. Floating point models are compared within rtol and atol, quantised
-models by the cosine of each output with JAX's (`quantized.LEAST_COSINE`).
+models by the cosine of each output with JAX's (`LEAST_COSINE`).
 """
 
 from __future__ import annotations

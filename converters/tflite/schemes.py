@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle import paths, tables
+from ..export.calibration import Dataset
+from ..export.quantization import LEAST_COSINE, QuantizedRow
 from ..export.source import ExportError
 from ..saved_model.builder import Model
 from ..saved_model.draws import REPRESENTATIVE
-from . import quantized
-from .calibration import Dataset
 from .exporter import save_model
-from .quantized import LEAST_COSINE
 
 # which float32 does not take
 _OF_SCHEMES = ("least_cosine", "least_top_1", "scores", "narrow_inputs")
@@ -145,7 +144,7 @@ def _measured(
   except ExportError as error:
     return Quantized(str(scheme), None, None, None, " ".join(str(error).split()))
   rows = [row for row in file.report.rows if row.values in ("ordinary", "given", REPRESENTATIVE)]
-  cosines = [row.cosine for row in rows if isinstance(row, quantized.QuantizedRow)]
+  cosines = [row.cosine for row in rows if isinstance(row, QuantizedRow)]
   return Quantized(
     str(scheme),
     file.size,

@@ -11,11 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf.messages import Argument, ArgumentError, Text
+from jax2tf.messages import Argument, Text
 
 from ..bundle import publish
-from ..export import replay
-from ..export.ends import complex_names
+from ..export import quantization, replay
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Source
 from ..verify.report import Report
@@ -57,14 +56,7 @@ class TFLite(Target[File]):
     runtime.extra("ai_edge_litert")
     if scheme == "int4":
       runtime.extra("ai_edge_quantizer")
-    if scheme is not None and (self.comparison.rtol, self.comparison.atol) != (None, None):
-      name = "atol" if self.comparison.rtol is None else "rtol"
-      raise ArgumentError(
-        name,
-        getattr(self.comparison, name),
-        problem=f"outputs of {scheme} are compared by their cosine",
-        advice=Text("leave it out, or give ", Argument("least_cosine")),
-      )
+    self.quantization.check_tolerances(self.comparison)
 
   def accept(self, source: Source) -> None:
     scheme = self.quantization.scheme
@@ -72,25 +64,31 @@ class TFLite(Target[File]):
     source.refuse_writers(TARGET, runs_in, has_state=not scheme)
     _refuse_empty(source)
     if scheme:
-      _refuse_complex(source, runs_in)
+      quantization.refuse_complex(source, TARGET, runs_in)
 
   def write(self, source: Source, place: Path, name: str) -> File:
     del name  # the file has no name inside
-    quantization = self.quantization.fitting(source)
-    if from_float := quantized.FROM_FLOAT.get(quantization.scheme or ""):
+    fitting = self.quantization.fitting(source)
+    if from_float := quantized.FROM_FLOAT.get(fitting.scheme or ""):
       contents = from_float(_converted(source, Quantization()))
     else:
-      contents = _converted(source, quantization)
+      contents = _converted(source, fitting)
     records = {name: one.record for name, one in source.signatures.items()}
     place.write_bytes(flatbuffer.with_complex(contents, records))
-    return File(place, quantization=quantization)
+    return File(place, quantization=fitting)
 
   def compare(self, source: Source, written: File) -> Report:
     if self.quantization.scheme is None:
       answers = state.with_state(functools.partial(runtime.answers, written.path))
       return source.compared(answers, TARGET, RUNTIME, self.comparison, versions=versions())
-    return quantized.compared(
-      source, written.path, self.comparison, written.quantization, versions=versions()
+    return quantization.compared(
+      source,
+      functools.partial(runtime.answers, written.path, dequantized=True),
+      TARGET,
+      RUNTIME,
+      self.comparison,
+      written.quantization,
+      versions=versions(),
     )
 
 
@@ -102,7 +100,7 @@ def versions() -> dict[str, str]:
   }
 
 
-def _converted(source: Source, quantization: Quantization) -> bytes:
+def _converted(source: Source, scheme: Quantization) -> bytes:
   """The converted model. Keeps erf where the converter can fuse it into GELU."""
   refuse = functools.partial(source.refuse, TARGET, RUNTIME)
   if remembered := state.of(source):
@@ -118,11 +116,11 @@ def _converted(source: Source, quantization: Quantization) -> bytes:
     )
     with contextlib.suppress(ExportError):
       contents = runtime.converted(fused, Quantization().configure, refuse)
-      if quantization.scheme is None:
+      if scheme.scheme is None:
         return contents
       functions = fused
   functions = functions or _frozen(source, TABLE)
-  return runtime.converted(functions, quantization.configure, refuse)
+  return runtime.converted(functions, scheme.configure, refuse)
 
 
 def _frozen(source: Source, table: Mapping[str, replay.Replacement]) -> dict[str, Any]:
@@ -140,17 +138,3 @@ def _refuse_empty(source: Source) -> None:
           f"{RUNTIME} cannot return output {name!r}, {spec}, of signature {signature.name!r}: it "
           "has no elements; leave it out",
         )
-
-
-def _refuse_complex(source: Source, runs_in: Any) -> None:
-  """Refuses complex inputs and outputs of a quantised file."""
-  for signature in source.signatures.values():
-    if names := complex_names(signature.record):
-      raise ExportError(
-        TARGET,
-        Text(
-          runs_in,
-          f" cannot take complex {names[0]!r} of signature {signature.name!r}; take and return its "
-          "parts, as real numbers",
-        ),
-      )
