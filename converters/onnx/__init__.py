@@ -4,10 +4,13 @@ from ..export.pipeline import Exported
 from ..export.source import ExportError
 from .exporter import IDIOMS, run, save, save_model
 from .inspection import inspect, verify
+from .quantized import LEAST_COSINE, LEAST_TOP_1
 from .scripts import Prepared, custom_op_handlers, prepared
 
 __all__ = [
   "IDIOMS",
+  "LEAST_COSINE",
+  "LEAST_TOP_1",
   "ExportError",
   "Exported",
   "Prepared",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..saved_model.builder import Model
 from ..verify.plan import Comparison
 from . import runtime
 from .opsets import OLDEST
+from .quantized import Quantization
 from .target import FLOAT32, LARGEST, Onnx, answers, data_files
 
 # ONNX Runtime 1.32: MaxPool ignores NaN. With the other fused idioms the values are JAX's.
@@ -41,6 +43,12 @@ def save(
   opset: int = OLDEST,
   external_data_threshold: int = LARGEST,
   precision: str = FLOAT32,
+  quantization: str | None = None,
+  representative_dataset: Any = None,
+  least_cosine: float | None = None,
+  least_top_1: float | None = None,
+  scores: Sequence[str] | None = None,
+  narrow_inputs: Sequence[str] = (),
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -54,6 +62,8 @@ def save(
     idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
       values (docs/guide/fused.md).
     path, overwrite, opset, external_data_threshold, precision: as for `save_model`.
+    quantization, representative_dataset, least_cosine, least_top_1: as for `save_model`.
+    scores, narrow_inputs: as for `save_model`.
     sizes, samples, examples, rtol, atol: as for `save_model`.
 
   Returns:
@@ -74,9 +84,24 @@ def save(
     >>> onnx.run("model.onnx", {"x": np.zeros((1, 2), np.float32)})
     {'y': array([[0., 0.]], dtype=float32)}
   """
-  comparison = Comparison(sizes, samples, examples, rtol, atol)
+  target = _target(
+    path,
+    Onnx(
+      overwrite,
+      Comparison(sizes, samples, examples, rtol, atol),
+      opset,
+      external_data_threshold,
+      precision,
+    ),
+    quantization,
+    representative_dataset,
+    least_cosine=least_cosine,
+    least_top_1=least_top_1,
+    scores=scores,
+    narrow_inputs=narrow_inputs,
+  )
   return pipeline.exported_function(
-    Onnx(overwrite, comparison, opset, external_data_threshold, precision),
+    target,
     fun,
     params,
     path,
@@ -99,6 +124,12 @@ def save_model(
   opset: int = OLDEST,
   external_data_threshold: int = LARGEST,
   precision: str = FLOAT32,
+  quantization: str | None = None,
+  representative_dataset: Any = None,
+  least_cosine: float | None = None,
+  least_top_1: float | None = None,
+  scores: Sequence[str] | None = None,
+  narrow_inputs: Sequence[str] = (),
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -126,11 +157,28 @@ def save_model(
       and large weights have half the size. Sums, softmax, norms, exponentials, loops and branches
       stay in float32, and so do inputs and outputs. The comparison is for ordinary inputs and those
       of `examples`, with the tolerances of float16.
+    quantization: None; "dynamic_int8": the weights of products, and their operands at run time;
+      "int8": weights and operands of products and convolutions, calibrated, between QuantizeLinear
+      and DequantizeLinear. All other ops compute in float32.
+    representative_dataset: typical inputs of the model, for "int8", which needs them, and for the
+      comparison of "dynamic_int8": an iterable of {input: array}, or a function without arguments
+      that returns one. "int8" holds every fifth sample back from the calibration, and is compared
+      with the reference on these. If there are fewer than five, all calibrate and all are compared.
+    least_cosine: the least cosine between an output of a quantised model and the reference's. By
+      default `LEAST_COSINE[quantization]`. On representative samples the cosine without the mean of
+      the outputs must be at least 1 - 10 * (1 - least_cosine).
+    least_top_1: the least share of representative rows for which the largest of an output's scores
+      is the reference's, or for which an integer output is equal. By default
+      `LEAST_TOP_1[quantization]`.
+    scores: the outputs that are scores of classes, along the last axis. By default those whose
+      values, in the reference, are at least 0 and have the sum 1.
+    narrow_inputs: the 8-bit inputs of rank 3 and more whose representative values may lie within 32
+      numbers, as those of masks do.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
     samples: the number of random inputs of each kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
     rtol, atol: |file - jax| <= atol + rtol * |jax|. By default, tolerances of the coarsest dtype
-      that the computation uses.
+      that the computation uses. A quantised model takes neither.
 
   Returns:
     the path of the file, the report of the comparison, the total size of the files, and the oldest
@@ -144,9 +192,10 @@ def save_model(
     OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[onnx] is missing.
-    ValueError: there are several signatures; `signatures`, `opset`, `precision` or an address is
-      not valid; an
-      input and an output have one name; the function calls back into Python.
+    ValueError: there are several signatures; `signatures`, `opset`, `precision`, `quantization` or
+      an address is not valid; `quantization` lacks its data, or an option does not apply to it;
+      `representative_dataset` does not fit the inputs, has one value everywhere, or images of few
+      values; an input and an output have one name; the function calls back into Python.
 
   Examples:
     >>> from jax2tf.converters import onnx, saved_model
@@ -157,15 +206,39 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model.onnx', True)
   """
-  comparison = Comparison(sizes, samples, examples, rtol, atol)
-  return pipeline.exported(
-    Onnx(overwrite, comparison, opset, external_data_threshold, precision),
-    model,
+  target = _target(
     path,
-    signatures=signatures,
-    reference=reference,
-    params=params,
-    idioms=idioms,
+    Onnx(
+      overwrite,
+      Comparison(sizes, samples, examples, rtol, atol),
+      opset,
+      external_data_threshold,
+      precision,
+    ),
+    quantization,
+    representative_dataset,
+    least_cosine=least_cosine,
+    least_top_1=least_top_1,
+    scores=scores,
+    narrow_inputs=narrow_inputs,
+  )
+  return pipeline.exported(
+    target, model, path, signatures=signatures, reference=reference, params=params, idioms=idioms
+  )
+
+
+def _target(
+  path: str | os.PathLike[str],
+  target: Onnx,
+  quantization: str | None,
+  representative_dataset: Any,
+  **options: Any,
+) -> Onnx:
+  """The export with this quantization. The path comes first: reading the samples may take
+  minutes."""
+  target.check_path(paths.of(path))
+  return replace(
+    target, quantization=Quantization.of(quantization, representative_dataset, **options)
   )
 
 

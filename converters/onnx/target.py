@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,13 +15,15 @@ import numpy as np
 from jax2tf.messages import Argument, ArgumentError, Text
 
 from ..bundle import calls, paths, publish
+from ..export import quantization
 from ..export.ends import in_parts, of_parts
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
 from ..verify.report import Report
-from . import bfloat16, float16, opsets, releases, runtime
+from . import bfloat16, float16, opsets, quantized, releases, runtime
 from .model import COMPLEX, Translated, lacking_kernels, translated
+from .quantized import Quantization
 from .runtime import RUNTIME, extra
 
 TARGET = "onnx"
@@ -29,14 +32,21 @@ PRECISIONS = (FLOAT32, "float16")
 # A protocol buffer holds at most 2 GiB; the rest is for everything but parameters.
 LARGEST = 2**31 - 2**27
 _IN_RANGE = ("ordinary", "given")  # the values of runs for which float16 is to have the range
+_SMALL = 1024  # elements of a constant that stays in the model file
 _ALIGNMENT = 4096  # alignment of tensors in the data file, so that it can be mapped into memory
 
 
 @dataclass(frozen=True)
 class WrittenModel(Written):
-  """A written model, and what it was made of."""
+  """A written model, and what it was made of.
+
+  Attributes:
+    model: as it is in the file.
+    quantization: with samples in the dtypes of the signature.
+  """
 
   model: Translated = field(kw_only=True)
+  quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Onnx(Target[WrittenModel]):
     opset: the version of ONNX's operators.
     external_data_threshold: the size of the parameters above which they go into the second file.
     precision: "float32", or "float16" for products in float16.
+    quantization: how the model is quantised and compared.
   """
 
   name = TARGET
@@ -56,6 +67,7 @@ class Onnx(Target[WrittenModel]):
   opset: int
   external_data_threshold: int
   precision: str = FLOAT32
+  quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
 
   def check_path(self, path: Path) -> None:
     publish.check_file(path, self.overwrite, "model.onnx")
@@ -67,33 +79,55 @@ class Onnx(Target[WrittenModel]):
       )
     for module in ("tf2onnx", "onnxruntime"):
       extra(module)
+    self.quantization.check_tolerances(self.comparison)
+    if self.quantization.scheme is not None and self.precision != FLOAT32:
+      raise ArgumentError(
+        "precision",
+        self.precision,
+        problem=f"{self.quantization.scheme} is made of the float32 model",
+        advice=Text("leave it out, or leave out ", Argument("quantization")),
+      )
     newest, of = releases.newest_opset()
     if not opsets.OLDEST <= self.opset <= newest:
       raise ArgumentError(
         "opset", self.opset, advice=f"give one from {opsets.OLDEST} to {newest}, the newest {of}"
       )
 
+  def accept(self, source: Source) -> None:
+    super().accept(source)
+    if scheme := self.quantization.scheme:
+      runs_in = Text(f"{RUNTIME} with ", Argument("quantization", scheme))
+      quantization.refuse_complex(source, TARGET, runs_in)
+
   def write(self, source: Source, place: Path, name: str) -> WrittenModel:
     (signature,) = source.signatures.values()
     variables = signature.function.graph.variables
     size = sum(v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size for v in variables)
     within = size <= self.external_data_threshold
+    scheme = self.quantization.fitting(source)
     model = translated(signature, self.opset, within, idioms=source.idioms)
     if self.precision != FLOAT32:
       model = self._in_float16(model, source)
-    oldest = releases.oldest(model.proto)
-    model.proto.metadata_props.add(key=releases.OLDEST, value=oldest.ordinary)
-    model.proto.metadata_props.add(key=releases.OLDEST_FOR_NAN, value=oldest.nan)
     place.mkdir()
-    file = place / name
-    parts: tuple[Path, ...] = ()
-    if model.weights:
-      remaining = [value for value in model.proto.graph.input if value.name not in model.weights]
-      del model.proto.graph.input[:]
-      model.proto.graph.input.extend(remaining)
-      parts = (_write_weights(model, place, file.stem),)
-    extra("onnx").save_model(model.proto, str(file))
-    return WrittenModel(file, parts, oldest.ordinary, oldest.nan, model=model)
+    if scheme.scheme is not None:
+      whole = place / "float32"
+      whole.mkdir()
+      file = _saved(model, whole / name).path
+      model = self._with_large_apart(replace(model, proto=quantized.quantized(file, scheme)))
+    return replace(_saved(model, place / name), quantization=scheme)
+
+  def _with_large_apart(self, model: Translated) -> Translated:
+    """The model, all of whose weights are inside, with the large ones as `weights` if they are
+    beyond the threshold."""
+    to_array = extra("onnx").numpy_helper.to_array
+    tensors = list(model.proto.graph.initializer)
+    if sum(tensor.ByteSize() for tensor in tensors) <= self.external_data_threshold:
+      return replace(model, weights={}, last_rows={})
+    small = [tensor for tensor in tensors if math.prod(tensor.dims) <= _SMALL]
+    large = {t.name: _Constant(to_array(t)) for t in tensors if math.prod(t.dims) > _SMALL}
+    del model.proto.graph.initializer[:]
+    model.proto.graph.initializer.extend(small)
+    return replace(model, weights=large, last_rows={})
 
   def _in_float16(self, model: Translated, source: Source) -> Translated:
     """The model with products in float16.
@@ -133,6 +167,16 @@ class Onnx(Target[WrittenModel]):
     (signature,) = source.signatures.values()
     session = _opened(written.model, written.path, signature)
     versions = {name: extra(name).__version__ for name in ("onnx", "tf2onnx", "onnxruntime")}
+    if self.quantization.scheme is not None:
+      return quantization.compared(
+        source,
+        functools.partial(answers, session),
+        TARGET,
+        RUNTIME,
+        self.comparison,
+        written.quantization,
+        versions=versions,
+      )
     return source.compared(
       functools.partial(answers, session),
       TARGET,
@@ -150,6 +194,31 @@ class Onnx(Target[WrittenModel]):
     publish.move(written.path, path)
     for old in outdated.difference(new):
       old.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Constant:
+  """A weight with a value of its own, in place of a variable."""
+
+  value: np.ndarray
+
+  def numpy(self) -> np.ndarray:
+    return self.value
+
+
+def _saved(model: Translated, file: Path) -> WrittenModel:
+  """Writes the model, and its `weights` to a second file."""
+  oldest = releases.oldest(model.proto)
+  model.proto.metadata_props.add(key=releases.OLDEST, value=oldest.ordinary)
+  model.proto.metadata_props.add(key=releases.OLDEST_FOR_NAN, value=oldest.nan)
+  parts: tuple[Path, ...] = ()
+  if model.weights:
+    remaining = [value for value in model.proto.graph.input if value.name not in model.weights]
+    del model.proto.graph.input[:]
+    model.proto.graph.input.extend(remaining)
+    parts = (_write_weights(model, file.parent, file.stem),)
+  extra("onnx").save_model(model.proto, str(file))
+  return WrittenModel(file, parts, oldest.ordinary, oldest.nan, model=model)
 
 
 def _write_weights(model: Translated, place: Path, stem: str) -> Path:

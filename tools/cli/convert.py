@@ -14,6 +14,7 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, 
 _FILE = click.Path(exists=True, dir_okay=False)
 _INTEGERS = click.Choice(["int8", "uint8"])
 _SCHEMES = {
+  "onnx": ("dynamic_int8", "int8"),
   "tflite": ("float16", "dynamic_int8", "int8", "int4"),
   "tfjs": ("float16", "uint8", "uint16"),
 }
@@ -27,7 +28,7 @@ _OPTIONS_OF = {
     "inference_output_type",
   ),
   "tfjs": ("size", "quantization"),
-  "onnx": ("size", "opset", "precision"),
+  "onnx": ("size", "opset", "precision", "quantization", "representative_dataset"),
 }
 
 
@@ -63,7 +64,8 @@ _OPTIONS_OF = {
 @takes_sizes
 @click.option(
   "--quantization",
-  help="For tflite float16, dynamic_int8, int8 or int4; for tfjs float16, uint8 or uint16.",
+  help="For onnx dynamic_int8 or int8; for tflite float16, dynamic_int8, int8 or int4; for tfjs "
+  "float16, uint8 or uint16.",
 )
 @click.option(
   "--representative_dataset",

@@ -1,0 +1,114 @@
+"""onnx.save(quantization=): what is quantised, how it is compared, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx as onnx_library
+import pytest
+
+from jax2tf.converters import onnx
+
+RNG = np.random.default_rng(0)
+WEIGHTS = {
+  "kernel": RNG.standard_normal((3, 3, 3, 32)).astype("f") / 3,
+  "first": RNG.standard_normal((32, 64)).astype("f"),
+  "last": RNG.standard_normal((64, 4)).astype("f"),
+}
+IMAGES = {"image": "f32[b,8,8,3]"}
+
+
+def classes(params: Any, image: jax.Array) -> dict[str, jax.Array]:
+  features = jax.lax.conv_general_dilated(
+    image, params["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
+  hidden = jnp.tanh(jax.nn.relu(features).mean((1, 2)) @ params["first"])
+  return {"p": jax.nn.softmax(hidden @ params["last"])}
+
+
+def images(count: int) -> list[dict[str, np.ndarray]]:
+  return [{"image": RNG.standard_normal((2, 8, 8, 3)).astype("f")} for _ in range(count)]
+
+
+def ops(path: Path) -> list[str]:
+  return [node.op_type for node in onnx_library.load_model(str(path)).graph.node]
+
+
+@pytest.mark.parametrize("threshold", [2**30, 16], ids=["inside", "beside"])
+@pytest.mark.parametrize("scheme", ["dynamic_int8", "int8"])
+def test_products_are_quantised(tmp_path: Path, scheme: str, threshold: int) -> None:
+  path = tmp_path / "model.onnx"
+  made = onnx.save(
+    classes,
+    WEIGHTS,
+    path,
+    inputs=IMAGES,
+    quantization=scheme,
+    representative_dataset=images(10),
+    external_data_threshold=threshold,
+  )
+  how = {
+    "dynamic_int8": "on 10 representative samples",
+    "int8": "on 2 representative samples, which were held back from the calibration",
+  }
+  assert made.report.verdict.endswith(how[scheme])
+  found = ops(path)
+  if scheme == "int8":
+    # one for each operand and weight of a convolution and two products
+    assert found.count("DequantizeLinear") >= 6
+  else:
+    assert found.count("MatMulInteger") == 2 and "Conv" in found
+  stored = {t.name: t for t in onnx_library.load_model(str(path)).graph.initializer}
+  (large,) = (t for t in stored.values() if sorted(t.dims) == [32, 64])
+  assert large.data_type == onnx_library.TensorProto.UINT8
+  assert len([*tmp_path.glob("*.data")]) == (threshold == 16)
+  image = images(1)[0]
+  # the step of eight bits, 2**-8 of the largest number
+  np.testing.assert_allclose(
+    onnx.run(path, image)["p"], classes(WEIGHTS, image["image"])["p"], atol=0.05
+  )
+
+
+def test_too_little_agreement_writes_nothing(tmp_path: Path) -> None:
+  path = tmp_path / "model.onnx"
+  with pytest.raises(onnx.ExportError, match=r"(?s)too far from the reference, .*cosine with the"):
+    onnx.save(
+      classes,
+      WEIGHTS,
+      path,
+      inputs=IMAGES,
+      quantization="dynamic_int8",
+      least_cosine=1 - 1e-9,
+      samples=1,
+    )
+  assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"quantization": "int4"}, "quantization = 'int4'; give one of: dynamic_int8, int8"),
+    ({"quantization": "int8"}, "representative_dataset = None"),
+    ({"quantization": "dynamic_int8", "precision": "float16"}, "made of the float32 model"),
+    ({"quantization": "dynamic_int8", "atol": 1.0}, "least_cosine"),
+    ({"least_cosine": 0.5}, "rtol and atol"),
+  ],
+)
+def test_options_that_do_not_fit(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+  with pytest.raises(ValueError, match=message):
+    onnx.save(classes, WEIGHTS, tmp_path / "model.onnx", inputs=IMAGES, **options)
+
+
+def test_complex_inputs_are_refused(tmp_path: Path) -> None:
+  with pytest.raises(onnx.ExportError, match="cannot take complex 'x'"):
+    onnx.save(
+      lambda _, x: x.real,
+      None,
+      tmp_path / "model.onnx",
+      inputs={"x": "c64[b]"},
+      quantization="dynamic_int8",
+    )
