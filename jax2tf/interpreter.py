@@ -4,9 +4,10 @@ primitive."""
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -37,6 +38,19 @@ def _unwatched(eqn: Eqn, caller: str) -> contextlib.AbstractContextManager[Any]:
   return contextlib.nullcontext()
 
 
+_watch: contextvars.ContextVar[Watch] = contextvars.ContextVar("watch", default=_unwatched)
+
+
+@contextlib.contextmanager
+def watched_by(watch: Watch) -> Iterator[None]:
+  """Has `watch` told of the equations of all emitters that are made inside."""
+  token = _watch.set(watch)
+  try:
+    yield
+  finally:
+    _watch.reset(token)
+
+
 @dataclass(frozen=True)
 class GraphEmitter:
   """Emits programs as ordinary ops.
@@ -48,7 +62,7 @@ class GraphEmitter:
   """
 
   graph: GraphContext
-  watch: Watch = _unwatched
+  watch: Watch = field(default_factory=_watch.get)
   numbering: Numbering | None = None
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:

@@ -20,6 +20,35 @@ from jax2tf.trace import Traceable
 
 
 @dataclass(frozen=True)
+class Origin:
+  """The equation that made an op: its primitive, the user's line, the dtypes of its operands and
+  results."""
+
+  primitive: str
+  where: str
+  dtypes: frozenset[str]
+
+
+@contextlib.contextmanager
+def origins() -> Iterator[dict[tf.Operation, Origin]]:
+  """Records the equation that made each op, the innermost one, of all functions that are converted
+  inside."""
+  recorded: dict[tf.Operation, Origin] = {}
+
+  @contextlib.contextmanager
+  def note(eqn: Eqn, caller: str) -> Iterator[None]:
+    graph: Any = _tf_compat.current_graph()
+    before = len(graph.operations)
+    yield
+    if new := [op for op in graph.operations[before:] if op not in recorded]:
+      origin = Origin(eqn.primitive.name, lines.user_line(eqn, caller), _dtypes(eqn))
+      recorded.update(dict.fromkeys(new, origin))
+
+  with interpreter.watched_by(note):
+    yield recorded
+
+
+@dataclass(frozen=True)
 class Use:
   """One kind of op in one place: its type, the primitive that it came from, the user's line."""
 
@@ -41,39 +70,33 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
   """
   traced = Traceable.of(fun).trace(specs, {}, {})
   ready = program.prepare(traced.jaxpr, program.Subject(traced.name))
-  equations_of_ops: dict[tf.Operation, tuple[str, str]] = {}
-
-  @contextlib.contextmanager
-  def note(eqn: Eqn, caller: str) -> Iterator[None]:
-    """Records the equation that made each op: the innermost one, which comes first."""
-    graph: Any = _tf_compat.current_graph()
-    before = len(graph.operations)
-    yield
-    equations_of_ops.update(
-      (op, (eqn.primitive.name, lines.user_line(eqn, caller)))
-      for op in graph.operations[before:]
-      if op not in equations_of_ops
-    )
+  uses: dict[Use, None] = {}
 
   def lower(*operands: tf.Tensor) -> list[tf.Tensor]:
     dimensions, _ = interpreter.dimension_values(
       lambda lower: traced.dimensions.values(operands, lower)
     )
-    emitter = GraphEmitter(GraphContext(dimensions), watch=note)
-    return emitter.emit(lines.definition(traced.jaxpr), ready, *operands)
+    with origins() as origins_of_ops:
+      emitter = GraphEmitter(GraphContext(dimensions))
+      results = emitter.emit(lines.definition(traced.jaxpr), ready, *operands)
+    uses.update(
+      (Use(inner.type, origin.primitive, origin.where), None)
+      for op, origin in origins_of_ops.items()
+      for inner in (op, *_inside(op, origins_of_ops))
+    )
+    return results
 
   specs_of = [
     tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype)
     for shape, dtype in map(physical, traced.jaxpr.in_avals)
   ]
   tf.function(lower, autograph=False).get_concrete_function(*specs_of)
-  return list(
-    dict.fromkeys(
-      Use(inner.type, *equation)
-      for op, equation in equations_of_ops.items()
-      for inner in (op, *_inside(op, equations_of_ops))
-    )
-  )
+  return list(uses)
+
+
+def _dtypes(eqn: Eqn) -> frozenset[str]:
+  avals = (v.aval for v in (*eqn.invars, *eqn.outvars))
+  return frozenset(str(aval.dtype) for aval in avals if hasattr(aval, "dtype"))
 
 
 def _inside(op: tf.Operation, others: Collection[tf.Operation]) -> Iterator[tf.Operation]:

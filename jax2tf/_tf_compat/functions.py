@@ -105,6 +105,12 @@ def called_graphs(op: tf.Operation) -> list[Any]:
   ]
 
 
+def function_named(graph: tf.Graph, name: str) -> Any | None:
+  """The graph, with inputs and outputs, of a function in the library of `graph`, or None."""
+  function = graph._functions.get(name)
+  return None if function is None else function.graph
+
+
 def gradients_of(
   ys: Sequence[tf.Tensor], xs: Sequence[Any], seeds: Sequence[tf.Tensor], graph: tf.Graph | None
 ) -> list[Any]:

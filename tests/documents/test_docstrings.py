@@ -30,6 +30,8 @@ WITHOUT_EXAMPLE = {
   "jax2tf.converters.verify.Latency",
   "jax2tf.converters.verify.Report",
   "jax2tf.converters.verify.Row",
+  "jax2tf.devices.Finding",  # in the example of `readiness`
+  "jax2tf.devices.Readiness",
   # docs/guide/batch.md shows them.
   "jax2tf.tools.batch.on_beam.handler",
   "jax2tf.tools.batch.on_beam.tables",

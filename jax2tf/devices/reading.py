@@ -1,0 +1,207 @@
+"""Reads, from a graph and TensorFlow's registry of kernels, what runs on a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from jax2tf import survey
+from jax2tf._tf_compat import kernels as registry
+from jax2tf.devices import flat, report
+from jax2tf.devices.copies import Copies, Copy, Kind
+from jax2tf.devices.flat import Node
+from jax2tf.devices.kernels import DEVICES, Kernels, kernels
+from jax2tf.devices.report import Finding, Readiness
+from jax2tf.messages import ArgumentError
+from jax2tf.survey import Origin
+
+_KINDS = {
+  Kind.BOUNCE: report.BOUNCE,
+  Kind.SYNC: report.SYNC,
+  Kind.INT32: report.INT32,
+  Kind.RETURN: report.RETURN,
+  Kind.UPLOAD: report.UPLOAD,
+  Kind.RESULT: report.RESULT,
+}
+_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+_ADVICE = {
+  report.BOUNCE: (
+    "the op takes this operand from host memory: compute it from constants, sizes and loop "
+    "counters, or index with an array (jnp.take), whose indices stay on the device"
+  ),
+  report.SYNC: (
+    "the host waits for it before it goes on: a loop with a fixed number of steps, or jnp.where in "
+    "place of lax.cond, needs no such wait"
+  ),
+  report.INT32: (
+    "TensorFlow has arithmetic of int32 in host memory on every device: what is no index may be "
+    "uint32, or float32"
+  ),
+  report.RETURN: "the way back from the host",
+  report.UPLOAD: "a value of the host, such as a loop counter; small ones cost little",
+  report.RESULT: "nothing: it ends in host memory",
+  report.HARMLESS: "nothing: its operands and results are in host memory anyway",
+}
+
+
+def readiness(
+  model: Any,
+  *specs: Any,
+  device: str = "gpu",
+  gradient: bool = False,
+  signature: str = "serving_default",
+) -> Readiness:
+  """Which ops of a graph have kernels on a device, and which tensors are copied to the host.
+
+  It reads TensorFlow's registry of kernels, so no device is needed; for a TPU, that of XLA. It says
+  nothing of memory, speed or precision.
+
+  Args:
+    model: a tf.ConcreteFunction; the path of a SavedModel; or a function of tensors, such as
+      `jax2tf.convert` returns, whose findings have the user's lines.
+    specs: for a function, the tf.TensorSpecs of its arguments, in their structure.
+    device: "gpu" or "tpu".
+    gradient: for a function, whether to add its gradient by all floating point arguments.
+    signature: of a SavedModel, the signature to read.
+
+  Returns:
+    a Readiness.
+
+  Raises:
+    ValueError: an unknown device or signature.
+    NotImplementedError: this TensorFlow does not say which kernels it has.
+    OSError: there is no SavedModel.
+
+  Examples:
+    >>> import jax, jax.numpy as jnp, jax2tf, tensorflow as tf
+    >>> def growth(x):
+    ...   return jax.lax.while_loop(lambda y: y.sum() < 9, lambda y: 2 * y, x)
+    >>> found = jax2tf.devices.readiness(jax2tf.convert(growth), tf.TensorSpec([3]))
+    >>> found.missing, found.bounces
+    (0, 0)
+    >>> [(finding.kind, finding.primitive, finding.loops) for finding in found.findings]
+    [('predicate', 'while', 1)]
+  """
+  if device not in DEVICES:
+    raise ArgumentError(
+      "device", device, problem="there is no such device", advice=f"one of {', '.join(DEVICES)}"
+    )
+  with survey.origins() as origins:
+    concrete = _concrete(model, specs, gradient, signature)
+  return _Reader(kernels(device), origins).readiness(device, concrete.graph)
+
+
+def _concrete(model: Any, specs: tuple[Any, ...], gradient: bool, signature: str) -> Any:
+  """The concrete function of what a user gives."""
+  if isinstance(model, str | os.PathLike):
+    signatures: Mapping[str, Any] = tf.saved_model.load(os.fspath(model)).signatures
+    if signature not in signatures:
+      raise ArgumentError(
+        "signature",
+        signature,
+        problem=f"{os.fspath(model)} has no such signature",
+        advice=f"one of {', '.join(sorted(signatures)) or 'none: it has no signatures'}",
+      )
+    return signatures[signature]
+  if isinstance(model, tf.types.experimental.ConcreteFunction):
+    return model
+  function = _with_gradient(model) if gradient else model
+  return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def _with_gradient(function: Any) -> Any:
+  """arguments -> (results, gradients of their sum by the floating point arguments)."""
+
+  def call(*arguments: Any) -> Any:
+    floats = [x for x in tf.nest.flatten(arguments) if x.dtype.is_floating or x.dtype.is_complex]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch(floats)
+      results = function(*arguments)
+    targets = [y for y in tf.nest.flatten(results) if y.dtype.is_floating or y.dtype.is_complex]
+    return results, tape.gradient(targets, floats)
+
+  return call
+
+
+class _Reader:
+  def __init__(self, device_kernels: Kernels, origins: Mapping[tf.Operation, Origin]):
+    self._kernels = device_kernels
+    self._origins = origins
+
+  def readiness(self, device: str, graph: Any) -> Readiness:
+    """The readiness of the graph of a concrete function."""
+    nodes = flat.nodes(graph, graph.outputs, graph.control_outputs, self._kernels)
+    copies = Copies(nodes)
+    findings = [self._missing(node, report.NO_KERNEL) for node in copies.missing()]
+    if self._kernels.is_xla:
+      # XLA compiles what it has kernels for as one program, so nothing is copied inside of it
+      findings += [self._missing(node, report.NO_KERNEL) for node in copies.harmless()]
+    else:
+      findings += [self._missing(node, report.HARMLESS) for node in copies.harmless()]
+      findings += [
+        self._copied(copy)
+        for copy in copies.copies()
+        if not (copy.kind is Kind.UPLOAD and copy.value[0].kind == flat.ARGUMENT)
+      ]
+    return Readiness(
+      device, self._kernels.device_type, len(copies.running()), report.merged(findings)
+    )
+
+  def _missing(self, node: Node, kind: str) -> Finding:
+    assert node.op is not None
+    dtypes = dict.fromkeys(x.dtype.name for x in (*node.op.inputs, *node.op.outputs))
+    advice = self._advice_for_missing(node.op) if kind == report.NO_KERNEL else _ADVICE[kind]
+    return self._finding(kind, node, node.kind, ", ".join(dtypes), "", advice)
+
+  def _copied(self, copy: Copy) -> Finding:
+    kind, reader = _KINDS[copy.kind], copy.reader
+    producer, i = copy.value
+    equation = self._origin(reader)
+    if kind == report.INT32 and equation and "int32" not in equation.dtypes:
+      kind = report.BOUNCE  # these int32 values are the converter's
+    return self._finding(
+      kind, reader, reader.kind, producer.dtypes[i].name, _operand(copy), _ADVICE[kind]
+    )
+
+  def _finding(
+    self, kind: str, node: Node, op: str, dtypes: str, operand: str, advice: str
+  ) -> Finding:
+    origin = self._origin(node)
+    return Finding(
+      kind,
+      op,
+      dtypes,
+      operand,
+      node.loops,
+      node.op.name if node.op is not None else "",
+      origin.primitive if origin else "",
+      origin.where if origin else "",
+      advice,
+    )
+
+  def _origin(self, node: Node) -> Origin | None:
+    """The equation of an op, else that of the innermost call around it."""
+    ops = [*filter(None, [node.op]), *reversed(node.calls)]
+    return next((self._origins[op] for op in ops if op in self._origins), None)
+
+  def _advice_for_missing(self, op: tf.Operation) -> str:
+    if op.type in _PYTHON:
+      return "Python runs on the host: leave the callback out of what runs on the device"
+    dtypes = self._kernels.dtypes_with_kernel(op)
+    if dtypes:
+      return f"{op.type} has kernels for {', '.join(dtypes)}: compute in one of these"
+    return f"{op.type} has no kernel there for any dtype: compute it before or after the function"
+
+
+def _operand(copy: Copy) -> str:
+  """The name of the operand that is copied."""
+  op = copy.reader.op
+  if op is None or op.type != copy.reader.kind:
+    return copy.reader.kind
+  names = [
+    argument.name for argument in op.op_def.input_arg for _ in range(registry.length(op, argument))
+  ]
+  return names[copy.operand]
