@@ -442,6 +442,9 @@ _replaces_each(
   },
   because="TF.js 4.22: no such op",
 )
+_replaces_each(
+  {"StatelessRandomUniformFullIntV2": _lacking}, because="TF.js 4.22: no key of 64 bits"
+)
 
 
 def _batch_norm(

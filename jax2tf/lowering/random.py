@@ -119,17 +119,8 @@ def _iota_2x32_shape(ctx: RuleContext, *, shape: Dims) -> list[tf.Tensor]:
     low = tf.range(math.prod(sizes))
     low = tf.cast(low if len(sizes) == 1 else tf.reshape(low, sizes), tf.uint32)
     return [tf.zeros_like(low), low]
-  count = tf.reshape(tf.range(_size64(ctx, shape)), sizes)
+  count = tf.reshape(tf.range(tf.cast(_size(ctx, shape), tf.int64)), sizes)
   return [tf.cast(tf.bitwise.right_shift(count, 32), tf.uint32), tf.cast(count, tf.uint32)]
-
-
-def _size64(ctx: RuleContext, shape: Dims) -> tf.Tensor:
-  sizes = ctx.shape(shape)
-  return (
-    tf.constant(math.prod(sizes), tf.int64)
-    if isinstance(sizes, list)
-    else tf.reduce_prod(tf.cast(sizes, tf.int64))
-  )
 
 
 # --- hashes: each body is one function of the graph, however often it is called ---
@@ -271,43 +262,69 @@ def _rng_bit_generator(
 
   Bits of 8 and 16 are the low ones of 32. RNG_DEFAULT is Philox, as on XLA's CPU and GPU backends.
   """
-  state = key if key.dtype == tf.uint64 else tf.bitcast(tf.reshape(key, [2, 2]), tf.uint64)
+  state = key if key.dtype == tf.uint32 else tf.reshape(tf.bitcast(key, tf.uint32), [4])
   dtype = tf.as_dtype(dtype)
   wide = tf.uint64 if dtype == tf.uint64 else tf.uint32
   generate = _threefry_bits if algorithm == jax.lax.RandomAlgorithm.RNG_THREE_FRY else _philox_bits
   bits, blocks = generate(ctx, state, shape, wide)
-  following = tf.stack([state[0], state[1] + tf.cast(blocks, tf.uint64)])
-  if key.dtype == tf.uint32:
-    following = tf.reshape(tf.bitcast(following, tf.uint32), [4])
+  following = tf.concat([state[:2], tf.stack(_counter_after(state, *_words(blocks)))], 0)
+  if key.dtype == tf.uint64:
+    following = tf.bitcast(tf.reshape(following, [2, 2]), tf.uint64)
   return [following, tf.cast(bits, dtype)]
+
+
+# The state is u32[4] here, key and counter with the low word of each first, because most formats of
+# files have no integers of 64 bits.
+
+
+def _counter_after(
+  state: tf.Tensor, low: tf.Tensor, high: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """The words of the counter and so many more, the low one first."""
+  total = state[2] + low
+  return total, state[3] + high + tf.cast(total < low, tf.uint32)
+
+
+def _words(numbers: Any) -> tuple[tf.Tensor, tf.Tensor]:
+  """An int or i64[n] -> its low and high words, u32[n]."""
+  if isinstance(numbers, int):
+    return tf.constant(numbers % 2**32, tf.uint32), tf.constant(numbers >> 32, tf.uint32)
+  return tf.cast(numbers, tf.uint32), tf.cast(tf.bitwise.right_shift(numbers, 32), tf.uint32)
+
+
+def _size(ctx: RuleContext, shape: Dims) -> Any:
+  """The number of elements: an int, or i64[] where it is symbolic."""
+  sizes = ctx.shape(shape)
+  return math.prod(sizes) if isinstance(sizes, list) else tf.reduce_prod(tf.cast(sizes, tf.int64))
 
 
 def _philox_bits(
   ctx: RuleContext, state: tf.Tensor, shape: Dims, dtype: tf.DType
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Philox 4x32-10 on the counters state[1], state[1] + 1 ...: TensorFlow's own generator. One
-  counter is 128 bits."""
+) -> tuple[tf.Tensor, Any]:
+  """Philox 4x32-10 on the counters state[2:], state[2:] + 1 ...: TensorFlow's own generator. One
+  counter is 128 bits, of which the key is the upper half."""
+  key, counter = state[:2], tf.concat([state[2:], state[:2]], 0)
   bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
     shape=ctx.shape(shape),
-    key=state[:1],
-    counter=state[::-1],
+    key=tf.bitcast(key[tf.newaxis], tf.uint64),
+    counter=tf.bitcast(tf.reshape(counter, [2, 2]), tf.uint64),
     alg=tf.random.Algorithm.PHILOX.value,
     dtype=dtype,
   )
   per_block = 16 // dtype.size
-  return bits, (_size64(ctx, shape) + (per_block - 1)) // per_block
+  return bits, (_size(ctx, shape) + (per_block - 1)) // per_block
 
 
 def _threefry_bits(
   ctx: RuleContext, state: tf.Tensor, shape: Dims, dtype: tf.DType
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Threefry 2x32-20 on the counters state[1], state[1] + 1 ...; one counter is 64 bits.
+) -> tuple[tf.Tensor, Any]:
+  """Threefry 2x32-20 on the counters state[2:], state[2:] + 1 ...; one counter is 64 bits.
 
   For 32-bit results XLA halves the first even dimension, or else the largest
   (xla/hlo/builder/lib/prng.cc): both words of the hash are then neighbours along it.
   """
   if dtype == tf.uint64:
-    blocks = _size64(ctx, shape)
+    blocks = _size(ctx, shape)
     high, low = (tf.cast(word, tf.uint64) for word in reversed(_threefry_words(state, blocks)))
     return tf.reshape(tf.bitwise.left_shift(high, 32) | low, ctx.shape(shape)), blocks
   before, size, after = _split_for_halves(ctx, shape)
@@ -320,16 +337,12 @@ def _threefry_bits(
   return tf.reshape(bits[:, :size], ctx.shape(shape)), blocks
 
 
-def _threefry_words(state: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-  key, counters = tf.bitcast(state[0], tf.uint32), state[1] + tf.cast(tf.range(count), tf.uint64)
-  return list(
-    _threefry2x32_hash(
-      key[0],
-      key[1],
-      tf.cast(counters, tf.uint32),
-      tf.cast(tf.bitwise.right_shift(counters, 32), tf.uint32),
-    )
-  )
+def _threefry_words(state: tf.Tensor, count: Any) -> list[tf.Tensor]:
+  is_narrow = isinstance(count, int) and count < 2**31
+  positions = tf.range(count if is_narrow else tf.cast(count, tf.int64))
+  words = (tf.cast(positions, tf.uint32), tf.constant(0, tf.uint32))
+  low, high = _counter_after(state, *(words if is_narrow else _words(positions)))
+  return list(_threefry2x32_hash(state[0], state[1], low, high))
 
 
 def _split_for_halves(ctx: RuleContext, shape: Dims) -> list[Any]:

@@ -100,6 +100,7 @@ def rows() -> Iterator[Row]:
   yield from _others()
   yield from _matrices()
   yield from _moves()
+  yield from _random_bits()
   yield from _scatters()
   yield from _layers()
 
@@ -113,7 +114,7 @@ def _of_floats() -> Iterator[Row]:
     yield row(op, F)
   for op in ("Exp", "Log", "Rsqrt", "Sqrt"):
     yield row(op, LARGE)
-  for op in ("Selu", "Softplus", "LeakyRelu", "Digamma", "Erfinv"):
+  for op in ("Selu", "Softplus", "LeakyRelu", "Erfinv"):
     yield row(op, PLAIN / 2.1)
   for op in """
     AddV2 Sub Mul RealDiv Maximum Minimum SquaredDifference Atan2 TruncateMod Less LessEqual Greater
@@ -123,10 +124,27 @@ def _of_floats() -> Iterator[Row]:
   for op in ("BesselI0e", "BesselI1e"):
     yield row(op, F)
     yield row(op, LARGE)
+  yield from _of_gamma_functions()
   yield row("Pow", np.abs(PLAIN), PLAIN)
   yield row("Xlogy", PLAIN, np.abs(PLAIN))
   for op in ("FloorDiv", "FloorMod"):
     yield row(op, PLAIN, PLAIN.T.reshape(3, 4) + np.float32(0.1))
+
+
+def _of_gamma_functions() -> Iterator[Row]:
+  shapes = np.array([0.1, 1, 3, 25, 300, 2, np.nan, np.inf, 0, -1, 5, 5], np.float32)
+  numbers = np.array([0.5, 2, 40, 25, 310, np.inf, 1, 1, 0.5, 2, -1, 0], np.float32)
+  for op in ("Igamma", "Igammac", "IgammaGradA"):
+    yield row(op, shapes, numbers)
+  yield row("RandomGammaGrad", shapes[2:3].copy(), np.array([0.1, 1, 3, 9], np.float32))
+  others = np.array([2, 0.2, 1, 30, 3, 3, 2, 2, 1, 1, 5, 5], np.float32)
+  parts = np.array([0.01, 0.4, 0.9, 0.5, 0.98, np.nan, 0, 0.5, 0.5, 0.5, -0.1, 1], np.float32)
+  yield row("Betainc", shapes, others, parts)
+  yield row("Digamma", F)
+  exponents = np.array([1.5, 2, 3, 1, 0.5, 30], np.float32)
+  yield row("Zeta", exponents, np.array([0.3, 7, 1, 2, 1, 0.5], np.float32))
+  orders = np.array([0, 1, 2, 5, 0.5, -1], np.float32)
+  yield row("Polygamma", orders, np.array([0.3, 7, 1, 2, 1, 0.5], np.float32))
 
 
 def _of_integers() -> Iterator[Row]:
@@ -320,6 +338,18 @@ def _moves() -> Iterator[Row]:
 
   for op in ("Reserve", "FromTensor", "SetItem", "GetItem", "Stack", "Length"):
     yield Row(f"TensorList{op}", listed, (PLAIN,))
+
+
+def _random_bits() -> Iterator[Row]:
+  def bits(words: tf.Tensor) -> tf.Tensor:
+    key, counter = (tf.bitcast(part, tf.uint64) for part in (words[:1], words[1:]))
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+      shape=[2, 3], key=key, counter=counter, alg=1, dtype=tf.uint32
+    )
+
+  most = 2**32 - 1  # so that counters carry
+  words = np.array([[1, 2], [most, most], [most, 7]], np.uint32)
+  yield Row("StatelessRandomUniformFullIntV2", bits, (words,))
 
 
 def _scatters() -> Iterator[Row]:

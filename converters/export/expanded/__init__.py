@@ -3,4 +3,15 @@ registers its own; see `jax2tf.converters.export.expansion`."""
 
 from __future__ import annotations
 
-from . import bessel, diagonals, jacobi, orthogonal, triangular, tridiagonal  # noqa: F401
+from . import (  # noqa: F401
+  bessel,
+  diagonals,
+  incomplete_beta,
+  incomplete_gamma,
+  jacobi,
+  orthogonal,
+  philox,
+  polygamma,
+  triangular,
+  tridiagonal,
+)
