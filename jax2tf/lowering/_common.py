@@ -50,7 +50,7 @@ def is_known(condition: Callable[[np.ndarray], Any], tensor: tf.Tensor) -> bool:
 def where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """`x` where the condition holds, else `y`; one of the two has the shape of the result."""
   if (rank := max(condition.shape.rank, x.shape.rank, y.shape.rank)) <= 8:
-    return tf.where(condition, x, y)
+    return tf.where(condition, *(_for_layouts(case, rank) for case in (x, y)))
   # TF 2.21: SelectV2 takes at most 8 dimensions. Select takes more, but broadcasts nothing.
   shape = tf.shape(x if x.shape.rank == rank else y)
   condition = tf.logical_or(condition, tf.fill(shape, False))
@@ -59,6 +59,18 @@ def where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     x=x if x.shape.rank else tf.fill(shape, x),
     y=y if y.shape.rank else tf.fill(shape, y),
   )
+
+
+def _for_layouts(case: tf.Tensor, rank: int) -> tf.Tensor:
+  """A constant number as an array of `rank` dimensions of 1, beside images.
+
+  TF 2.21 on a GPU: Grappler's optimizer of layouts gives up the whole graph, with an error in the
+  log, where a SelectV2 of images has an operand without dimensions.
+  """
+  if rank not in (4, 5) or case.shape.rank != 0 or not case.dtype.is_floating:
+    return case
+  value = tf.get_static_value(case)
+  return case if value is None else tf.constant(value, case.dtype, [1] * rank)
 
 
 def bit_width(dtype: tf.DType) -> int:
