@@ -93,8 +93,8 @@ def convert(
     stablehlo_version: for native serialization: the reader's StableHLO version ("1.0.0") or
       TensorFlow release ("2.16"); by default that of the installed TensorFlow.
     platforms: where the graph will run, if not on this machine: a subset of cpu, cuda, rocm, tpu.
-      It selects the branch of `lax.platform_dependent`; devices that the function names need not
-      exist here.
+      It selects the branch of `lax.platform_dependent`, and the dtype of products: for cuda and
+      rocm alone, bf16 and f16 stay so. Devices that the function names need not exist here.
     device_map: JAX device -> TensorFlow device, for the devices that `jax.device_put`,
       `jax.default_device` and `compute_on` name. A key is a jax.Device, "gpu:1", a whole platform
       "gpu", or "host"; None leaves the placement to TensorFlow. By default "gpu:1" is

@@ -23,6 +23,7 @@ from jax2tf.graph_context import GraphContext
 from jax2tf.interpreter import GraphEmitter
 from jax2tf.jaxprs import ClosedJaxpr, Eqn
 from jax2tf.placement.devices import Destination
+from jax2tf.placement.precision import exceeds_tf32, has_tf32
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
 from jax2tf.program import (
@@ -241,9 +242,18 @@ def _argument(operand: tf.Tensor, aval: Any, number: int) -> tf.Tensor:
 
 
 def _check_placement(traced: TracedFunction, jaxpr: ClosedJaxpr, destination: Destination) -> None:
-  """Raises ValueError for devices that TensorFlow lacks; warns about shardings that the graph
-  drops."""
+  """Raises ValueError for devices that TensorFlow lacks; warns about precision and shardings that
+  the graph drops."""
   lowered = list(lowered_equations(jaxpr, destination))
+  if has_tf32(destination) and (
+    above := dict.fromkeys(where() for eqn, where in lowered if exceeds_tf32(eqn))
+  ):
+    warn_user(
+      f"'{traced.name}' multiplies with more precision than TensorFloat-32 (at "
+      f"{'; '.join(above)}), and TensorFlow uses TensorFloat-32 on a GPU: call "
+      "tf.config.experimental.enable_tensor_float_32_execution(False), which holds for the whole "
+      "process, here and where the graph runs"
+    )
   missing = {
     f"  {place} ({device} in TensorFlow) at {where()}"
     for eqn, where in lowered

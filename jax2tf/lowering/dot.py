@@ -14,7 +14,7 @@ from jax import lax
 from jax2tf import _jax_compat
 from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.context import RuleContext
-from jax2tf.dtypes import tf_dtype
+from jax2tf.dtypes import HALF, tf_dtype
 from jax2tf.lowering._common import cast
 from jax2tf.lowering._movement import is_one, is_zero, keeps_order, resized
 from jax2tf.lowering._products import multiplicands, multiplied_in, product_as_result
@@ -41,7 +41,7 @@ def _dot_general(
   summed = [lhs_aval.shape[i] for i in lhs_contract]
   if any(map(is_zero, (*summed, *ctx.aval_out.shape))):
     return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)
-  sums = _accumulator(tf_dtype(product_dtype))
+  sums = _accumulator(ctx, tf_dtype(product_dtype))
   lhs, rhs = (cast(x, sums) for x in multiplicands(ctx, [lhs, rhs], product_dtype))
   if not lhs_contract:
     product = _outer(ctx, lhs, rhs, lhs_batch, rhs_batch)
@@ -144,10 +144,11 @@ def _outer(
   return tf.multiply(a, b)
 
 
-def _accumulator(dtype: tf.DType) -> tf.DType:
+def _accumulator(ctx: RuleContext, dtype: tf.DType) -> tf.DType:
   """The type to multiply and add in. Integers wrap, so any wide enough signed type gives the bits
   of the result's."""
-  if dtype in _DIRECT:
+  # Kernels of GPUs add bf16 and f16 in f32 and round once, at the end, as JAX's own there.
+  if dtype in _DIRECT or (dtype in HALF and ctx.destination.is_gpu):
     return dtype
   if dtype == tf.bool:
     return tf.int32

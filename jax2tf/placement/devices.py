@@ -56,6 +56,16 @@ class Destination:
     """Whether sharding annotations have an effect in the graph."""
     return self.keep_shardings or self.dtensor_mesh is not None
 
+  @property
+  def kinds(self) -> tuple[str, ...]:
+    """The platforms, those of this machine's TensorFlow where none are named."""
+    return self.platforms or _here()
+
+  @property
+  def is_gpu(self) -> bool:
+    """Whether the graph runs on GPUs alone."""
+    return {"cuda", "rocm"}.issuperset(self.kinds)
+
   def device(self, place: Place) -> str | None:
     """The TensorFlow device of a place."""
     platform, _, index = place.partition(":")
@@ -69,7 +79,7 @@ class Destination:
     default; None if there is none."""
     chosen = [
       [i for i, names in enumerate(platforms) if names is None or here in names]
-      for here in self.platforms or _here()
+      for here in self.kinds
     ]
     return {indices[0] if indices else None for indices in chosen}
 
