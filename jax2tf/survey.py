@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from jax.extend.core import primitives as P
 
-from jax2tf import _tf_compat, interpreter, lines, program
+from jax2tf import _jax_compat, _tf_compat, interpreter, lines, program
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf._tf_compat import functions
+from jax2tf.context import scope_name
 from jax2tf.dtypes import physical
 from jax2tf.graph_context import GraphContext
 from jax2tf.interpreter import GraphEmitter
-from jax2tf.jaxprs import Eqn
+from jax2tf.jaxprs import Eqn, function_of
 from jax2tf.trace import Traceable
 
 
@@ -97,6 +99,32 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
 def _dtypes(eqn: Eqn) -> frozenset[str]:
   avals = (v.aval for v in (*eqn.invars, *eqn.outvars))
   return frozenset(str(aval.dtype) for aval in avals if hasattr(aval, "dtype"))
+
+
+def modules_of(fun: Callable[..., Any], *specs: Any) -> frozenset[str]:
+  """The paths of the user's name scopes, as the ops of the forward graph have them in their names:
+  modules of Flax and Haiku, and `jax.named_scope`. Those in loops and branches are not among them.
+
+  A path such as `encoder/_apply/attention` may contain the name of a jitted function; none ends
+  with it.
+
+  Args:
+    fun, specs: as in `ops_of`.
+  """
+  traced = Traceable.of(fun).trace(specs, {}, {})
+  return frozenset(_scopes(traced.jaxpr, ()))
+
+
+def _scopes(jaxpr: Any, outer: tuple[str, ...]) -> Iterator[str]:
+  for eqn in jaxpr.eqns:
+    own = [name for name in _jax_compat.named_scopes(eqn).split("/") if name]
+    path = (*outer, *map(scope_name, own))
+    for n, name in enumerate(own, len(outer) + 1):
+      if "->" not in name:  # of jnp.einsum, whose scope is its formula
+        yield "/".join(path[:n])
+    if (inner := function_of(eqn)) is not None:
+      is_jitted = eqn.primitive is P.jit_p
+      yield from _scopes(inner, (*path, scope_name(eqn.params["name"])) if is_jitted else path)
 
 
 def _inside(op: tf.Operation, others: Collection[tf.Operation]) -> Iterator[tf.Operation]:

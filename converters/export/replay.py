@@ -32,6 +32,7 @@ from .pair import (
   unflat,
   zeros_of,
 )
+from .scopes import Scopes, own_name
 
 # (the op to replace, for its attributes; its operands in the new graph) -> its results.
 Replacement: TypeAlias = Callable[..., Sequence[Any]]
@@ -227,17 +228,19 @@ class _Replay:
     writes = [op for op in graph.get_operations() if op.type == _ASSIGN]
     needed = _needed([*graph.outputs, *(op.inputs[1] for op in writes)])
     # in program order, because reads and writes of a variable do not commute
-    for op in graph.get_operations():
-      # Pure ops need no control dependencies. No target has assertions or prints, so ops that only
-      # these use are left out.
-      if op in needed and not all(y.ref() in values for y in op.outputs):
-        operands = [values[x.ref()] for x in op.inputs]
-        results = self._op(op, operands)
-        if op.type in _PADS and not isinstance(results[0], Pair):
-          _set_padded_sizes(results[0], *operands[:2])
-        values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))
-      elif op in writes:
-        self._write(values[op.inputs[0].ref()], values[op.inputs[1].ref()])
+    with Scopes() as scopes:
+      for op in graph.get_operations():
+        # Pure ops need no control dependencies. No target has assertions or prints, so ops that
+        # only these use are left out.
+        if op in needed and not all(y.ref() in values for y in op.outputs):
+          scopes.enter(op)
+          operands = [values[x.ref()] for x in op.inputs]
+          results = self._op(op, operands)
+          if op.type in _PADS and not isinstance(results[0], Pair):
+            _set_padded_sizes(results[0], *operands[:2])
+          values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))
+        elif op in writes:
+          self._write(values[op.inputs[0].ref()], values[op.inputs[1].ref()])
     return lambda tensor: values[tensor.ref()]
 
   def _op(self, op: tf.Operation, operands: list[Any]) -> Sequence[Any]:
@@ -297,7 +300,7 @@ class _Replay:
   def _called(self, call: Call) -> list[Any]:
     """The results of the call, in whose place its ops are replayed."""
     concrete, replay = self._traced(call)
-    with tf.name_scope(call.op.name.replace("/", ".")):
+    with tf.name_scope(own_name(call.op)):
       return replay.results(concrete, call.tensors)
 
   def _traced(self, call: Call) -> tuple[Any, _Replay]:
@@ -328,7 +331,7 @@ class _Replay:
         value = read.numpy().astype(
           self._held.get(variable.dtype, variable.dtype).as_numpy_dtype, copy=False
         )
-      with outermost().as_default(), tf.control_dependencies(None):
+      with outermost().as_default(), tf.name_scope(""), tf.control_dependencies(None):
         self._constants[id(variable)] = constant(value, variable.name.split(":")[0])
     return self._constants[id(variable)]
 
@@ -436,8 +439,8 @@ def again(
   """Copies the op into the graph under construction.
 
   Args:
-    op: the op to copy, without the attributes that TensorFlow adds; with those that keep an
-      optimizer from changing its values.
+    op: the op to copy into the current scope, without the attributes that TensorFlow adds; with
+      those that keep an optimizer from changing its values.
     operands: its operands in that graph.
     dtypes: {dtype: its replacement} for the dtypes of the op.
   """
@@ -456,9 +459,8 @@ def again(
       del new.list.type[:]
       new.list.type.extend(held.get(t, t).as_datatype_enum for t in types)
   results = [held.get(y.dtype, y.dtype) for y in op.outputs]
-  return list(
-    graph().create_op(op.type, list(operands), results, attrs=attributes, name=op.name).outputs
-  )
+  copy = graph().create_op(op.type, list(operands), results, attrs=attributes, name=own_name(op))
+  return list(copy.outputs)
 
 
 def outermost() -> Any:

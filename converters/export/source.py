@@ -107,6 +107,22 @@ class Signature:
     """The ops with the source lines that use them; empty for a SavedModel without its function."""
     return survey.ops_of(self.traced[0], *self.traced[1]) if self.traced else ()
 
+  @cached_property
+  def modules(self) -> frozenset[str]:
+    """The paths of the user's name scopes in the names of ops.
+
+    Raises:
+      ArgumentError: the JAX function is not available.
+    """
+    if not self.traced:
+      raise ArgumentError(
+        "functions",
+        "modules",
+        problem="a SavedModel does not say which name scopes are modules",
+        advice="export the JAX function, or the saved_model.Model",
+      )
+    return survey.modules_of(self.traced[0], *self.traced[1])
+
   def refuse(self, target: str, runtime: str, ops: Mapping[str, str]) -> ExportError:
     """The error for ops {type: why}, with the source lines that use them."""
     refused = [use for use in self.uses if use.op in ops]

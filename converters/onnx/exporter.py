@@ -49,6 +49,7 @@ def save(
   least_top_1: float | None = None,
   scores: Sequence[str] | None = None,
   narrow_inputs: Sequence[str] = (),
+  functions: str | None = None,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -63,7 +64,7 @@ def save(
       values (docs/guide/fused.md).
     path, overwrite, opset, external_data_threshold, precision: as for `save_model`.
     quantization, representative_dataset, least_cosine, least_top_1: as for `save_model`.
-    scores, narrow_inputs: as for `save_model`.
+    scores, narrow_inputs, functions: as for `save_model`.
     sizes, samples, examples, rtol, atol: as for `save_model`.
 
   Returns:
@@ -92,6 +93,7 @@ def save(
       opset,
       external_data_threshold,
       precision,
+      functions=functions,
     ),
     quantization,
     representative_dataset,
@@ -130,6 +132,7 @@ def save_model(
   least_top_1: float | None = None,
   scores: Sequence[str] | None = None,
   narrow_inputs: Sequence[str] = (),
+  functions: str | None = None,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -174,6 +177,10 @@ def save_model(
       values, in the reference, are at least 0 and have the sum 1.
     narrow_inputs: the 8-bit inputs of rank 3 and more whose representative values may lie within 32
       numbers, as those of masks do.
+    functions: "modules" for an ONNX function for each module of the model, which viewers show as
+      one node: modules of Flax linen and Haiku, `jax.named_scope`, and modules of nnx and Equinox
+      in models of `saved_model.from_flax_nnx` and `from_equinox`, or in functions of
+      `saved_model.with_module_scopes`. It needs the JAX function.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
     samples: the number of random inputs of each kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
@@ -214,6 +221,7 @@ def save_model(
       opset,
       external_data_threshold,
       precision,
+      functions=functions,
     ),
     quantization,
     representative_dataset,

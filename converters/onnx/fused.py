@@ -22,6 +22,8 @@ from .replacements import TABLE as EXACT
 from .replacements import same
 
 LAYER_NORM, HARD_SWISH = "FakeQuantWithMinMaxVarsPerChannel", "DebugGradientIdentity"
+# The names of their nodes.
+_STANDS_FOR = {LAYER_NORM: "Normalization", HARD_SWISH: "Activation"}
 # Attributes of the stand-ins, which may have any whose name begins with "_".
 _EPSILON, _OF_SQUARES, _GELU = "_epsilon", "_of_squares", "_gelu"
 _GELU_FORMS = ("none", "tanh")  # ONNX's `approximate`
@@ -128,7 +130,8 @@ def _activated(x: tf.Tensor, gelu_form: int = -1) -> tf.Tensor:
 
 
 def _stand_in(kind: str, operands: list[tf.Tensor], attributes: Mapping[str, Any]) -> tf.Tensor:
-  op = replay.graph().create_op(kind, operands, [tf.float32], attrs=attributes)
+  name = _STANDS_FOR[kind]
+  op = replay.graph().create_op(kind, operands, [tf.float32], attrs=attributes, name=name)
   return op.outputs[0]
 
 

@@ -20,6 +20,7 @@ from ..export.verified import verified
 from ..verify.plan import Comparison
 from ..verify.report import Report
 from . import protos, releases
+from .functions import inlined
 from .model import COMPLEX
 from .runtime import RUNTIME, extra, quiet_options, session
 from .target import answers, data_locations
@@ -64,7 +65,7 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
 
 
 def _loaded(file: Path) -> tuple[Any, set[Path]]:
-  """(the model with its weights, the files beside it that have them)."""
+  """(the model with its weights and without functions, the files beside it that have them)."""
   onnx = extra("onnx")
   try:
     model = onnx.load_model(str(file), load_external_data=False)
@@ -77,7 +78,7 @@ def _loaded(file: Path) -> tuple[Any, set[Path]]:
   beside = {file.parent / name for name in data_locations(model)}
   if beside:
     onnx.load_external_data_for_model(model, str(file.parent))
-  return model, beside
+  return inlined(model), beside
 
 
 def _graphs(graph: Any) -> Iterator[Any]:

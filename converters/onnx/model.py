@@ -142,7 +142,7 @@ class _Weights:
     while name in self._taken:
       name = f"{stem}_{len(self._taken)}"
     self._taken.add(name)
-    with replay.outermost().as_default(), tf.control_dependencies(None):
+    with replay.outermost().as_default(), tf.name_scope(""), tf.control_dependencies(None):
       dtype = bfloat16.HELD.get(variable.dtype, variable.dtype)
       tensor = tf.compat.v1.placeholder(dtype, variable.shape, name)
     self.names[tensor.name], self.variables[name] = name, variable

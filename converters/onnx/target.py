@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
 from ..verify.report import Report
-from . import bfloat16, float16, opsets, quantized, releases, runtime
+from . import bfloat16, float16, functions, opsets, quantized, releases, runtime
 from .model import COMPLEX, Translated, lacking_kernels, translated
 from .quantized import Quantization
 from .runtime import RUNTIME, extra
@@ -29,6 +29,7 @@ from .runtime import RUNTIME, extra
 TARGET = "onnx"
 FLOAT32 = "float32"
 PRECISIONS = (FLOAT32, "float16")
+MODULES = "modules"
 # A protocol buffer holds at most 2 GiB; the rest is for everything but parameters.
 LARGEST = 2**31 - 2**27
 _IN_RANGE = ("ordinary", "given")  # the values of runs for which float16 is to have the range
@@ -58,6 +59,7 @@ class Onnx(Target[WrittenModel]):
     external_data_threshold: the size of the parameters above which they go into the second file.
     precision: "float32", or "float16" for products in float16.
     quantization: how the model is quantised and compared.
+    functions: "modules" for an ONNX function for each module.
   """
 
   name = TARGET
@@ -68,6 +70,7 @@ class Onnx(Target[WrittenModel]):
   external_data_threshold: int
   precision: str = FLOAT32
   quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
+  functions: str | None = None
 
   def check_path(self, path: Path) -> None:
     publish.check_file(path, self.overwrite, "model.onnx")
@@ -77,6 +80,8 @@ class Onnx(Target[WrittenModel]):
       raise ArgumentError(
         "precision", self.precision, advice=f"give one of: {', '.join(PRECISIONS)}"
       )
+    if self.functions not in (None, MODULES):
+      raise ArgumentError("functions", self.functions, advice=f"give {MODULES!r}, or leave it out")
     for module in ("tf2onnx", "onnxruntime"):
       extra(module)
     self.quantization.check_tolerances(self.comparison)
@@ -114,7 +119,8 @@ class Onnx(Target[WrittenModel]):
       whole.mkdir()
       file = _saved(model, whole / name).path
       model = self._with_large_apart(replace(model, proto=quantized.quantized(file, scheme)))
-    return replace(_saved(model, place / name), quantization=scheme)
+    modules = None if self.functions is None else signature.modules
+    return replace(_saved(model, place / name, modules), quantization=scheme)
 
   def _with_large_apart(self, model: Translated) -> Translated:
     """The model, all of whose weights are inside, with the large ones as `weights` if they are
@@ -206,8 +212,8 @@ class _Constant:
     return self.value
 
 
-def _saved(model: Translated, file: Path) -> WrittenModel:
-  """Writes the model, and its `weights` to a second file."""
+def _saved(model: Translated, file: Path, modules: Collection[str] | None = None) -> WrittenModel:
+  """Writes the model, and its `weights` to a second file; with functions for these modules."""
   oldest = releases.oldest(model.proto)
   model.proto.metadata_props.add(key=releases.OLDEST, value=oldest.ordinary)
   model.proto.metadata_props.add(key=releases.OLDEST_FOR_NAN, value=oldest.nan)
@@ -217,7 +223,8 @@ def _saved(model: Translated, file: Path) -> WrittenModel:
     del model.proto.graph.input[:]
     model.proto.graph.input.extend(remaining)
     parts = (_write_weights(model, file.parent, file.stem),)
-  extra("onnx").save_model(model.proto, str(file))
+  proto = model.proto if modules is None else functions.with_functions(model.proto, modules)
+  extra("onnx").save_model(proto, str(file))
   return WrittenModel(file, parts, oldest.ordinary, oldest.nan, model=model)
 
 

@@ -7,6 +7,7 @@ from .batching import Batching
 from .builder import Model
 from .from_libraries import from_equinox, from_flax_linen, from_flax_nnx, from_haiku
 from .saving import save
+from .scopes import with_module_scopes
 from .state import refs_as_state
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
   "from_haiku",
   "refs_as_state",
   "save",
+  "with_module_scopes",
 ]

@@ -4,11 +4,13 @@ similar functions. `libraries` says what becomes of the model."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from . import libraries
 from .adapted import Whole, adapted
 from .builder import Model
+from .scopes import with_module_scopes
 
 
 def from_flax_nnx(
@@ -51,6 +53,7 @@ def from_flax_nnx(
     {'y': 'f32[b,3]'}
   """
   whole = libraries.nnx(model, training=training, call=call, arguments=arguments)
+  whole = replace(whole, call=with_module_scopes(whole.call, model))
   return _built(whole, inputs, options)
 
 
@@ -182,6 +185,7 @@ def from_equinox(
   whole = libraries.equinox(
     model, state, training=training, rng=rng, batched=batched, call=call, arguments=arguments
   )
+  whole = replace(whole, call=with_module_scopes(whole.call, model))
   return _built(whole, inputs, options)
 
 

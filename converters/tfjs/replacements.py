@@ -17,6 +17,7 @@ from ..export import angles, lists, registry, replay
 from ..export.expansion import EXPANSIONS
 from ..export.registry import MOVES, replaces, replaces_each
 from ..export.replay import Replacement, with_shape
+from ..export.scopes import own_name
 from . import dtypes as ints
 from . import floats, indexing
 from .names import RUNS, SUPPORTED
@@ -177,7 +178,7 @@ def _constant(op: tf.Operation) -> list[tf.Tensor]:
   value = tf.get_static_value(op.outputs[0])
   if (dtype := strange(op)) is not None:
     return refused(op, f"{op.type} of {dtype.name}")
-  return [tf.constant(value.astype(held(op.outputs[0].dtype).as_numpy_dtype), name=op.name)]
+  return [tf.constant(value.astype(held(op.outputs[0].dtype).as_numpy_dtype), name=own_name(op))]
 
 
 @guarded

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ..export import lists, replay
 from ..export.replay import Replacement
+from ..export.scopes import own_name
 
 
 def replacements(
@@ -88,7 +89,7 @@ def _with_item(
   start = tf.concat([tf.reshape(index, [1]), tf.zeros([item.shape.rank], tf.int32)], 0)
   written = (
     replay.graph()
-    .create_op("XlaDynamicUpdateSlice", [items, row, start], [items.dtype], name=op.name)
+    .create_op("XlaDynamicUpdateSlice", [items, row, start], [items.dtype], name=own_name(op))
     .outputs[0]
   )
   written.set_shape([None, *item.shape])

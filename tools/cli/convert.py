@@ -28,7 +28,7 @@ _OPTIONS_OF = {
     "inference_output_type",
   ),
   "tfjs": ("size", "quantization"),
-  "onnx": ("size", "opset", "precision", "quantization", "representative_dataset"),
+  "onnx": ("size", "opset", "precision", "quantization", "representative_dataset", "functions"),
 }
 
 
@@ -96,6 +96,11 @@ _OPTIONS_OF = {
   "--precision",
   type=click.Choice(["float32", "float16"]),
   help="For onnx: float16 for products, and ops that follow them, in float16.",
+)
+@click.option(
+  "--functions",
+  type=click.Choice(["modules"]),
+  help="For onnx: modules for an ONNX function for each module of the model.",
 )
 @click.option("--with_gradient", is_flag=True, help="Store first derivatives.")
 @click.option(

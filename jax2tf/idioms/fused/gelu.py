@@ -23,9 +23,10 @@ _erfc = functools.partial(jax.nn.gelu, approximate=False)
 
 
 # TF 2.21: Grappler makes one op of MatMul, BiasAdd and this, but only if the name of x comes before
-# that of its cube.
+# that of its cube. "z" lets most names come before it; otherwise it is in the scope of x.
 def _tanh_of(x: tf.Tensor) -> tf.Tensor:
-  with tf.name_scope(f"{x.op.name}_gelu/"):
+  own = "/".join(filter(None, [tf.get_current_name_scope(), "z_gelu/"]))
+  with tf.name_scope(own if x.op.name < own else f"{x.op.name}_gelu/"):
     return tf.tanh(math.sqrt(2 / math.pi) * (x + tf.constant(0.044715, x.dtype) * tf.pow(x, 3)))
 
 

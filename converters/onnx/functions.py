@@ -1,0 +1,349 @@
+"""ONNX functions: a node for each call of a module of the user's model, such as Flax's.
+
+The name of a node begins with the name scopes of the module that made it. The nodes of one call
+become one node, whose function has them. A function takes the parameters of its module as inputs:
+ONNX's functions hold no tensors but small constants, so the weights stay initializers of the graph,
+and calls with equal bodies share one function. ONNX Runtime inlines functions when it opens a file.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import protos
+from .runtime import extra
+
+DOMAIN = "modules"
+_SMALL = 64  # elements of an integer constant, such as a shape, that a function has inside
+_NUMBER = re.compile(r"__\d+")  # of a node that tf2onnx added
+
+
+@dataclass(frozen=True)
+class _Step:
+  """A node of the graph.
+
+  Attributes:
+    modules: the paths of the modules around it, from the outermost.
+    reads: the values that it reads, also in loops and branches.
+  """
+
+  node: Any
+  modules: tuple[str, ...]
+  reads: tuple[str, ...]
+
+
+def with_functions(model: Any, modules: Collection[str]) -> Any:
+  """A copy of an onnx.ModelProto with a function for each module of several nodes.
+
+  Args:
+    model: its nodes are in topological order.
+    modules: the paths of the modules, such as "encoder/attention", as the names of nodes have them.
+  """
+  folded = type(model)()
+  folded.CopyFrom(model)
+  graph = folded.graph
+  steps = _steps(graph, modules)
+  functions = _Functions(graph, steps, model.opset_import)
+  nodes = functions.folded(steps, 0)
+  del graph.node[:]
+  graph.node.extend(nodes)
+  used = {name for node in nodes for name in _reads(node)} | {value.name for value in graph.output}
+  kept = [tensor for tensor in graph.initializer if tensor.name in used]
+  del graph.initializer[:], graph.value_info[:]
+  graph.initializer.extend(kept)
+  if functions.protos:
+    folded.functions.extend(functions.protos)
+    folded.opset_import.add(domain=DOMAIN, version=1)
+  return folded
+
+
+def inlined(model: Any) -> Any:
+  """The onnx.ModelProto without functions."""
+  return extra("onnx.inliner").inline_local_functions(model) if model.functions else model
+
+
+def _steps(graph: Any, modules: Collection[str]) -> list[_Step]:
+  nodes = list(graph.node)
+  reads = [tuple(_reads(node)) for node in nodes]
+  readers: dict[str, list[int]] = collections.defaultdict(list)
+  for i, names in enumerate(reads):
+    for name in names:
+      readers[name].append(i)
+  outputs = {value.name for value in graph.output}
+  paths: list[tuple[str, ...]] = [()] * len(nodes)
+  for i in reversed(range(len(nodes))):
+    path = _modules(nodes[i].name, modules)
+    if path is None:  # a node of no user's line, such as a Cast: it belongs to what reads it
+      around = [paths[j] for name in nodes[i].output for j in readers[name]]
+      is_output = any(name in outputs for name in nodes[i].output)
+      path = () if is_output or not around else _common(around)
+    paths[i] = path
+  return [_Step(*each) for each in zip(nodes, paths, reads, strict=True)]
+
+
+def _modules(name: str, modules: Collection[str]) -> tuple[str, ...] | None:
+  """The modules around a node; None if its name has no scope of a converted function."""
+  scope, *parts = name.split("/")
+  if not scope.startswith("jax2tf_"):
+    return None
+  prefixes = ["/".join(parts[:n]) for n in range(1, len(parts))]
+  return tuple(prefix for prefix in prefixes if prefix in modules)
+
+
+def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+  first, *others = paths
+  n = 0
+  while n < len(first) and all(path[n : n + 1] == first[n : n + 1] for path in others):
+    n += 1
+  return first[:n]
+
+
+def _reads(node: Any) -> Iterator[str]:
+  """The values that a node reads, each once."""
+  names = [name for name in node.input if name]
+  for body in protos.bodies(node):
+    names += _captures(body)
+  yield from dict.fromkeys(names)
+
+
+def _captures(body: Any) -> Iterator[str]:
+  """The values from outside that a loop or branch reads."""
+  inside = {value.name for value in (*body.input, *body.initializer)}
+  for node in body.node:
+    yield from (name for name in _reads(node) if name not in inside)
+    inside.update(node.output)
+  yield from (value.name for value in body.output if value.name not in inside)
+
+
+class _Functions:
+  """Makes the functions of a graph.
+
+  Attributes:
+    protos: the onnx.FunctionProtos, those that others call first.
+  """
+
+  def __init__(self, graph: Any, steps: Sequence[_Step], opset_import: Any):
+    self.protos: list[Any] = []
+    modules = extra("onnx.helper").make_opsetid(DOMAIN, 1)
+    self._opset_import = [*opset_import, modules]
+    self._constants = {tensor.name: tensor for tensor in graph.initializer}
+    self._ends = {value.name for value in graph.input}
+    self._outputs = {value.name for value in graph.output}
+    self._readers: dict[str, set[int]] = collections.defaultdict(set)
+    for step in steps:
+      for name in step.reads:
+        self._readers[name].add(id(step))
+    self._by_body: dict[bytes, Any] = {}
+    self._calls: set[str] = set()  # the names of their nodes
+
+  def folded(self, steps: Sequence[_Step], depth: int) -> list[Any]:
+    """The nodes, those of each module at this depth as one."""
+    groups = _groups(steps, lambda step: step.modules[depth] if len(step.modules) > depth else None)
+    parts = [part for key, group in groups for part in self._parts(key, group)]
+    if len(parts) == 1 and parts[0][0] is not None:  # all there is: its modules say more
+      return self.folded(steps, depth + 1)
+    nodes = []
+    for key, part in parts:
+      if key is None or len(part) == 1:
+        nodes += [step.node for step in part]
+      else:
+        nodes.append(self._call(key, part, self.folded(part, depth + 1)))
+    return nodes
+
+  def _parts(
+    self, key: str | None, steps: Sequence[_Step]
+  ) -> list[tuple[str | None, Sequence[_Step]]]:
+    """The calls of a module: those without a value in common. Parameters do not count."""
+    if key is None:
+      return [(key, steps)]
+    part_of: dict[str, int] = {}
+    parts: dict[int, list[_Step]] = {}
+    for i, step in enumerate(steps):
+      names = [*step.node.output, *(n for n in step.reads if n not in self._constants)]
+      before = sorted({part_of[name] for name in names if name in part_of})
+      merged = [step_before for j in before for step_before in parts.pop(j)]
+      parts[i] = [*merged, step]
+      for each in parts[i]:
+        part_of |= dict.fromkeys((*each.node.output, *each.reads), i)
+    order = {id(step): i for i, step in enumerate(steps)}
+    return [(key, sorted(part, key=lambda step: order[id(step)])) for part in parts.values()]
+
+  def _call(self, path: str, steps: Sequence[_Step], nodes: Sequence[Any]) -> Any:
+    """The node in place of the steps of a module, which are these nodes by now."""
+    own = {id(step) for step in steps}
+    made = [name for step in steps for name in step.node.output if name]
+    outputs = [name for name in made if name in self._outputs or not self._readers[name] <= own]
+    body = _Body(path, _ordered(nodes, outputs), outputs, self._constants)
+    key = body.proto.SerializeToString(deterministic=True)
+    if key not in self._by_body:
+      body.proto.name = self._name(path)
+      body.proto.opset_import.extend(self._opset_import)
+      self._by_body[key] = body.proto
+      self.protos.append(body.proto)
+    function = self._by_body[key]
+    name = _unique(path, self._calls)
+    self._calls.add(name)
+    return extra("onnx.helper").make_node(
+      function.name, body.inputs, outputs, name=name, domain=DOMAIN
+    )
+
+  def _name(self, path: str) -> str:
+    stem = re.sub(r"_\d+$", "", path.rpartition("/")[2])
+    taken = {function.name for function in self.protos}
+    return _unique(stem, taken)
+
+
+def _groups(
+  steps: Sequence[_Step], key_of: Callable[[_Step], str | None]
+) -> list[tuple[str | None, list[_Step]]]:
+  """The steps by key, in topological order. A key has a second group if the first one would need
+  its own results, as when a module is called twice."""
+  keys: list[str | None] = []
+  groups: list[list[_Step]] = []
+  before: list[int] = []  # the groups that a group needs, as bits
+  latest: dict[str, int] = {}
+  group_of: dict[str, int] = {}
+  needed = 0
+  for step in steps:
+    key = key_of(step)
+    producers = {group_of[name] for name in step.reads if name in group_of}
+    i = None if key is None else latest.get(key)
+    if i is not None and any(before[p] >> i & 1 for p in producers - {i}):
+      i = None
+    if i is None:
+      i = len(groups)
+      keys.append(key)
+      groups.append([])
+      before.append(0)
+      if key is not None:
+        latest[key] = i
+    groups[i].append(step)
+    for p in producers - {i}:
+      needed |= 1 << p
+      before[i] |= before[p] | 1 << p
+    if needed >> i & 1:
+      before = [bits | before[i] if bits >> i & 1 else bits for bits in before]
+    group_of |= dict.fromkeys(step.node.output, i)
+  # A group needs all that those need that it needs, so this is a topological order.
+  order = sorted(range(len(groups)), key=lambda i: (before[i].bit_count(), i))
+  return [(keys[i], groups[i]) for i in order]
+
+
+def _ordered(nodes: Sequence[Any], outputs: Sequence[str]) -> list[Any]:
+  """The nodes in an order that depends on nothing but the outputs, so that equal bodies are found
+  equal."""
+  producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+  ordered: dict[int, Any] = {}
+  started: set[int] = set()
+  waiting = [producer[name] for name in reversed(outputs)]
+  while waiting:
+    i = waiting[-1]
+    if i not in started:
+      started.add(i)
+      needs = [producer[name] for name in _reads(nodes[i]) if name in producer]
+      waiting += [j for j in reversed(needs) if j not in started]
+    else:
+      ordered.setdefault(waiting.pop(), nodes[i])
+  return list(ordered.values())
+
+
+class _Body:
+  """The function of a call.
+
+  Attributes:
+    inputs: the values for its inputs.
+    proto: the onnx.FunctionProto, without a name and opsets.
+  """
+
+  def __init__(
+    self, path: str, nodes: Sequence[Any], outputs: Sequence[str], constants: Mapping[str, Any]
+  ):
+    self._path, self._constants = path, constants
+    self._names: dict[str, str] = {}  # of values in the graph -> in the function
+    self._nodes: set[str] = set()  # the names of nodes
+    made = {name for node in nodes for name in node.output}
+    reads = dict.fromkeys(name for node in nodes for name in _reads(node))
+    taken = [name for name in reads if name not in made]
+    inside = [name for name in taken if name in constants and _is_inside(constants[name])]
+    parameters = [name for name in taken if name in constants and name not in inside]
+    self.inputs = [name for name in taken if name not in constants] + parameters
+    for name in self.inputs:
+      self._add(name, self._of_parameter(name) if name in parameters else "x")
+    for name in inside:
+      self._add(name, "constant")
+    for node in nodes:
+      for name in filter(None, node.output):
+        self._add(name, self._relative(name))
+    onnx = extra("onnx")
+    self.proto = onnx.FunctionProto(domain=DOMAIN)
+    self.proto.input.extend(self._names[name] for name in self.inputs)
+    self.proto.output.extend(self._names[name] for name in outputs)
+    self.proto.node.extend([*map(self._constant, inside), *map(self._node, nodes)])
+
+  def _add(self, name: str, stem: str) -> None:
+    self._names[name] = _unique(stem, set(self._names.values()))
+
+  def _relative(self, name: str) -> str:
+    """The name of a value or node without the module, and without numbers that depend on the rest
+    of the graph."""
+    _, module, rest = f"/{name}".partition(f"/{self._path}/")
+    return _NUMBER.sub("", (rest if module else name).removesuffix(":0").replace(":", "_"))
+
+  def _of_parameter(self, name: str) -> str:
+    """Such as "attention.query.kernel". The path of a parameter need not begin as that of its
+    module does: in Flax it is without the model's own name."""
+    parts = self._path.split("/")
+    modules = ["/".join(parts[n:]) for n in range(len(parts))]
+    within = [f"/{name}".partition(f"/{module}/")[2] for module in modules]
+    rest = next(filter(None, within), name.rpartition("/")[2])
+    return _NUMBER.sub("", rest.removesuffix(":0")).replace("/", ".")
+
+  def _constant(self, name: str) -> Any:
+    tensor = type(self._constants[name])()
+    tensor.CopyFrom(self._constants[name])
+    tensor.name = ""
+    helper = extra("onnx.helper")
+    return helper.make_node("Constant", [], [self._names[name]], value=tensor)
+
+  def _node(self, node: Any) -> Any:
+    copy = type(node)()
+    copy.CopyFrom(node)
+    copy.name = _unique(self._relative(node.name), self._nodes)
+    self._nodes.add(copy.name)
+    self._rename(copy, {})
+    return copy
+
+  def _rename(self, node: Any, inner: Mapping[str, str]) -> None:
+    """Renames what a node reads and makes. `inner`: the values of the loop or branch around it."""
+    for names in (node.input, node.output):
+      names[:] = [inner.get(name, self._names.get(name, name)) for name in names]
+    for body in protos.bodies(node):
+      own = [value.name for value in (*body.input, *body.initializer)]
+      own += [name for each in body.node for name in each.output]
+      shadowing = {**inner, **{name: name for name in own}}
+      for each in body.node:
+        self._rename(each, shadowing)
+      for value in body.output:
+        value.name = shadowing.get(value.name, self._names.get(value.name, value.name))
+
+
+def _is_inside(tensor: Any) -> bool:
+  """Whether a function has the constant inside, because it says what the nodes do: a shape, axes,
+  or one number."""
+  size = math.prod(tensor.dims)
+  is_float = tensor.data_type in (protos.FLOAT, protos.FLOAT16, protos.DOUBLE)
+  is_local = tensor.data_location != tensor.EXTERNAL
+  return is_local and size <= (1 if is_float else _SMALL)
+
+
+def _unique(stem: str, taken: Collection[str]) -> str:
+  name, n = stem, 0
+  while name in taken:
+    n += 1
+    name = f"{stem}_{n}"
+  return name
