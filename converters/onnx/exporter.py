@@ -50,6 +50,8 @@ def save(
   scores: Sequence[str] | None = None,
   narrow_inputs: Sequence[str] = (),
   functions: str | None = None,
+  inputs_as_nchw: Sequence[str] = (),
+  outputs_as_nchw: Sequence[str] = (),
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -64,7 +66,7 @@ def save(
       values (docs/guide/fused.md).
     path, overwrite, opset, external_data_threshold, precision: as for `save_model`.
     quantization, representative_dataset, least_cosine, least_top_1: as for `save_model`.
-    scores, narrow_inputs, functions: as for `save_model`.
+    scores, narrow_inputs, functions, inputs_as_nchw, outputs_as_nchw: as for `save_model`.
     sizes, samples, examples, rtol, atol: as for `save_model`.
 
   Returns:
@@ -94,6 +96,8 @@ def save(
       external_data_threshold,
       precision,
       functions=functions,
+      inputs_as_nchw=inputs_as_nchw,
+      outputs_as_nchw=outputs_as_nchw,
     ),
     quantization,
     representative_dataset,
@@ -133,6 +137,8 @@ def save_model(
   scores: Sequence[str] | None = None,
   narrow_inputs: Sequence[str] = (),
   functions: str | None = None,
+  inputs_as_nchw: Sequence[str] = (),
+  outputs_as_nchw: Sequence[str] = (),
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -181,6 +187,9 @@ def save_model(
       one node: modules of Flax linen and Haiku, `jax.named_scope`, and modules of nnx and Equinox
       in models of `saved_model.from_flax_nnx` and `from_equinox`, or in functions of
       `saved_model.with_module_scopes`. It needs the JAX function.
+    inputs_as_nchw, outputs_as_nchw: the inputs and outputs f32[b,height,width,channels] of the
+      function that are f32[b,channels,height,width] in the file. `sizes`, `examples` and
+      `representative_dataset` stay as the function has them.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
     samples: the number of random inputs of each kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
@@ -222,6 +231,8 @@ def save_model(
       external_data_threshold,
       precision,
       functions=functions,
+      inputs_as_nchw=inputs_as_nchw,
+      outputs_as_nchw=outputs_as_nchw,
     ),
     quantization,
     representative_dataset,
@@ -255,7 +266,8 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
 
   Args:
     path: the .onnx file.
-    inputs: {input: array}. A complex one may be its parts, f32[b,2] for c64[b].
+    inputs: {input: array}. A complex one may be its parts, f32[b,2] for c64[b]. Those of
+      `inputs_as_nchw` are NCHW, as in any other runtime.
 
   Returns:
     {output: array}. Outputs that are bfloat16 or complex in JAX are so here.
@@ -280,4 +292,4 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
       if isinstance(data, paths.Address):
         data.fetch(file.parent)
     session = runtime.session(os.fspath(file))
-    return pipeline.single(functools.partial(answers, session), inputs)
+    return pipeline.single(functools.partial(answers, session, as_in_file=True), inputs)

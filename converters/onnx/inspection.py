@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..export.ends import in_parts, whole_specs
 from ..export.verified import verified
 from ..verify.plan import Comparison
 from ..verify.report import Report
-from . import protos, releases
+from . import layouts, protos, releases
 from .functions import inlined
 from .model import COMPLEX
 from .runtime import RUNTIME, extra, quiet_options, session
@@ -226,7 +227,8 @@ def verify(
 
   Args:
     path: the .onnx file.
-    reference: the JAX function `fun(params, *inputs)`, of the inputs of the file in its order.
+    reference: the JAX function `fun(params, *inputs)`, of the inputs of the file in its order. Of
+      inputs and outputs that this package has written as NCHW, it takes and gives NHWC.
     params: the parameters. Without them the reference is `fun(*inputs)`.
     constraints: conditions on the sizes.
     sizes, samples, rtol, atol, inputs, hostile: as in `jax2tf.converters.verify.verify`.
@@ -247,9 +249,15 @@ def verify(
     True
   """
   contents = inspect(path)
+  opened = session(contents.path)
+  nchw = layouts.names_in(opened.get_modelmeta().custom_metadata_map)
+  of_function = {
+    name: {end: layouts.as_in_function(specs, nchw) for end, specs in ends.items()}
+    for name, ends in contents.signatures.items()
+  }
   return verified(
-    contents,
-    functools.partial(answers, session(contents.path)),
+    replace(contents, signatures=of_function),
+    functools.partial(answers, opened),
     reference,
     params,
     Comparison(sizes, samples, inputs, rtol, atol),

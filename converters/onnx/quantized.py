@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..export import quantization
-from . import bfloat16, releases
+from . import bfloat16, layouts, releases
 from .runtime import extra
 
 # Products alone: quantised sums, norms and activations would round again between two products, for
@@ -65,7 +65,7 @@ def quantized(file: Path, scheme: Quantization) -> Any:
       quantizer.quantize_static(
         file,
         result,
-        _Samples(scheme),
+        _Samples(scheme, layouts.names_in({e.key: e.value for e in before.metadata_props})),
         activation_type=quantizer.QuantType.QUInt8,
         op_types_to_quantize=list(_CALIBRATED),
         extra_options={"MatMulConstBOnly": True},
@@ -84,8 +84,9 @@ def quantized(file: Path, scheme: Quantization) -> Any:
 class _Samples:
   """The calibrating samples, as the quantizer reads them."""
 
-  def __init__(self, scheme: Quantization):
+  def __init__(self, scheme: Quantization, nchw: Sequence[str]):
     assert scheme.dataset
+    self._nchw = nchw
     self._samples = scheme.dataset.calibrating()
 
   def get_next(self) -> dict[str, np.ndarray] | None:
@@ -94,7 +95,7 @@ class _Samples:
     if sample is None:
       return None
     _, inputs = sample
-    return {name: bfloat16.as_held(x) for name, x in inputs.items()}
+    return layouts.to_file({name: bfloat16.as_held(x) for name, x in inputs.items()}, self._nchw)
 
 
 @contextlib.contextmanager

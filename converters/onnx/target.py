@@ -21,7 +21,7 @@ from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
 from ..verify.report import Report
-from . import bfloat16, float16, functions, opsets, quantized, releases, runtime
+from . import bfloat16, float16, functions, layouts, opsets, quantized, releases, runtime
 from .model import COMPLEX, Translated, lacking_kernels, translated
 from .quantized import Quantization
 from .runtime import RUNTIME, extra
@@ -60,6 +60,7 @@ class Onnx(Target[WrittenModel]):
     precision: "float32", or "float16" for products in float16.
     quantization: how the model is quantised and compared.
     functions: "modules" for an ONNX function for each module.
+    inputs_as_nchw, outputs_as_nchw: those that have the channels first in the file.
   """
 
   name = TARGET
@@ -71,6 +72,8 @@ class Onnx(Target[WrittenModel]):
   precision: str = FLOAT32
   quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
   functions: str | None = None
+  inputs_as_nchw: Sequence[str] = ()
+  outputs_as_nchw: Sequence[str] = ()
 
   def check_path(self, path: Path) -> None:
     publish.check_file(path, self.overwrite, "model.onnx")
@@ -110,7 +113,10 @@ class Onnx(Target[WrittenModel]):
     size = sum(v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size for v in variables)
     within = size <= self.external_data_threshold
     scheme = self.quantization.fitting(source)
-    model = translated(signature, self.opset, within, idioms=source.idioms)
+    in_file = layouts.channels_first(signature, self.inputs_as_nchw, self.outputs_as_nchw)
+    model = translated(in_file, self.opset, within, idioms=source.idioms)
+    if nchw := [*self.inputs_as_nchw, *self.outputs_as_nchw]:
+      model.proto.metadata_props.add(key=layouts.NCHW, value=" ".join(nchw))
     if self.precision != FLOAT32:
       model = self._in_float16(model, source)
     place.mkdir()
@@ -145,7 +151,7 @@ class Onnx(Target[WrittenModel]):
     values = {name: np.concatenate(x) if len(x) > 1 else x[0] for name, x in parts.items()}
     halved = float16.halved(model.proto, values)
     runs = [run.inputs for run in source.runs(self.comparison) if run.values in _IN_RANGE]
-    feeds = [_held(run) | values for run in runs]
+    feeds = [_held(layouts.to_file(run, self.inputs_as_nchw)) | values for run in runs]
     largest = float16.largest(model.proto, list(halved.rounded), feeds)
     if beyond := {name: x for name, x in largest.items() if x > float16.LARGEST}:
       lines = [f"\n  {x:.4g} in {halved.rounded[name]}" for name, x in beyond.items()]
@@ -310,14 +316,17 @@ def _opened(model: Translated, file: Path, signature: Signature) -> Any:
     ) from error
 
 
-def answers(session: Any, runs: Sequence[plan.Run]) -> list[calls.Answer]:
-  """See `export.source.Runner`."""
+def answers(
+  session: Any, runs: Sequence[plan.Run], *, as_in_file: bool = False
+) -> list[calls.Answer]:
+  """See `export.source.Runner`. `as_in_file`: NCHW inputs and outputs are so in the runs too."""
   names = [output.name for output in session.get_outputs()]
   noted = session.get_modelmeta().custom_metadata_map
   narrow, pairs = noted.get(bfloat16.OUTPUTS, "").split(), noted.get(COMPLEX, "").split()
+  nchw = [] if as_in_file else layouts.names_in(noted)
 
   def prepared(run: plan.Run) -> Callable[[], dict[str, Any]]:
-    inputs = _held(run.inputs)
+    inputs = _held(layouts.to_file(run.inputs, nchw))
     return lambda: dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
 
   answered = [calls.answered(functools.partial(prepared, run), run.timed) for run in runs]
@@ -328,6 +337,7 @@ def answers(session: Any, runs: Sequence[plan.Run]) -> list[calls.Answer]:
     answer["outputs"] |= {
       name: of_parts(y) for name, y in answer["outputs"].items() if name in pairs
     }
+    answer["outputs"] |= layouts.from_file(answer["outputs"], nchw)
   return answered
 
 

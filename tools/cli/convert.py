@@ -28,7 +28,16 @@ _OPTIONS_OF = {
     "inference_output_type",
   ),
   "tfjs": ("size", "quantization"),
-  "onnx": ("size", "opset", "precision", "quantization", "representative_dataset", "functions"),
+  "onnx": (
+    "size",
+    "opset",
+    "precision",
+    "quantization",
+    "representative_dataset",
+    "functions",
+    "inputs_as_nchw",
+    "outputs_as_nchw",
+  ),
 }
 
 
@@ -102,6 +111,16 @@ _OPTIONS_OF = {
   type=click.Choice(["modules"]),
   help="For onnx: modules for an ONNX function for each module of the model.",
 )
+@click.option(
+  "--inputs_as_nchw",
+  multiple=True,
+  metavar="NAME",
+  help="For onnx: an input f32[b,height,width,channels] that is f32[b,channels,height,width] in "
+  "the file; may be repeated.",
+)
+@click.option(
+  "--outputs_as_nchw", multiple=True, metavar="NAME", help="For onnx: the same for an output."
+)
 @click.option("--with_gradient", is_flag=True, help="Store first derivatives.")
 @click.option(
   "--gradient_orders",
@@ -139,9 +158,7 @@ def convert(
   from jax2tf.converters.saved_model import warmup  # noqa: PLC0415
   from jax2tf.tools.cli import _loading, _samples  # noqa: PLC0415
 
-  settings = {
-    name: value for name, value in others.items() if value is not None and value is not False
-  }
+  settings = {name: value for name, value in others.items() if value not in (None, False, ())}
   if sizes:
     settings["size"] = _loading.sizes(sizes)
   for name in settings.keys() - _OPTIONS_OF[to]:
