@@ -21,6 +21,8 @@ from ..saved_model.domain import Domain
 from ..saved_model.draws import HOSTILE, SUBNORMAL, Examples
 from . import levels
 
+_MOST_FLAGS = 4  # of whose values every combination is compared
+
 
 def check_draws(sizes: Any, samples: Any) -> None:
   """Raises ValueError unless `sizes` is a mapping or None and `samples` a positive integer."""
@@ -202,14 +204,20 @@ def _drawn_runs(
   repeats = (
     samples if drawn or subject.record.stateful or any(map(callable, inputs.values())) else 1
   )
+  flags = [name for name in drawn if _is_flag(domain.avals[name])]
+  chosen = itertools.cycle(itertools.product((False, True), repeat=len(flags)))
+  if flags and not subject.record.stateful:
+    repeats = max(repeats, 2 ** min(len(flags), _MOST_FLAGS))
   full: set[str] | None = None
   for sizes in domain.assignments(sizes_of, inputs):
     full = _levels(subject, domain, sizes, lead) if full is None else full
     for kind, (sample, (timed, continues)) in itertools.product(
       kinds, enumerate(subject.series(repeats))
     ):
-      arrays = {}
+      arrays = dict(zip(flags, map(np.asarray, next(chosen)), strict=True))
       for name, shape in domain.shapes(sizes).items():
+        if name in flags:
+          continue
         dtype = np.dtype(domain.avals[name].dtype)
         if name in inputs:
           arrays[name] = draws.checked(name, inputs[name], rng, shape, dtype)
@@ -220,6 +228,11 @@ def _drawn_runs(
         for name in subject.record.passed_through
       }
       yield Run(subject, sizes, kind, arrays | passed, timed and kind == kinds[0], continues)
+
+
+def _is_flag(aval: Any) -> bool:
+  """Whether an input chooses what the function does, so that both values are to be compared."""
+  return aval.shape == () and aval.dtype == bool
 
 
 def _levels(
