@@ -52,6 +52,7 @@ def save(
   functions: str | None = None,
   inputs_as_nchw: Sequence[str] = (),
   outputs_as_nchw: Sequence[str] = (),
+  keep_io_types: bool = True,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -67,6 +68,7 @@ def save(
     path, overwrite, opset, external_data_threshold, precision: as for `save_model`.
     quantization, representative_dataset, least_cosine, least_top_1: as for `save_model`.
     scores, narrow_inputs, functions, inputs_as_nchw, outputs_as_nchw: as for `save_model`.
+    keep_io_types: as for `save_model`.
     sizes, samples, examples, rtol, atol: as for `save_model`.
 
   Returns:
@@ -98,6 +100,7 @@ def save(
       functions=functions,
       inputs_as_nchw=inputs_as_nchw,
       outputs_as_nchw=outputs_as_nchw,
+      keep_io_types=keep_io_types,
     ),
     quantization,
     representative_dataset,
@@ -139,6 +142,7 @@ def save_model(
   functions: str | None = None,
   inputs_as_nchw: Sequence[str] = (),
   outputs_as_nchw: Sequence[str] = (),
+  keep_io_types: bool = True,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -164,8 +168,8 @@ def save_model(
       second file.
     precision: "float32"; or "float16": products and the ops that follow them compute in float16,
       and large weights have half the size. Sums, softmax, norms, exponentials, loops and branches
-      stay in float32, and so do inputs and outputs. The comparison is for ordinary inputs and those
-      of `examples`, with the tolerances of float16.
+      stay in float32, and so do inputs and outputs (`keep_io_types`). The comparison is for
+      ordinary inputs and those of `examples`, with the tolerances of float16.
     quantization: None; "dynamic_int8": the weights of products, and their operands at run time;
       "int8": weights and operands of products and convolutions, calibrated, between QuantizeLinear
       and DequantizeLinear. All other ops compute in float32.
@@ -190,6 +194,8 @@ def save_model(
     inputs_as_nchw, outputs_as_nchw: the inputs and outputs f32[b,height,width,channels] of the
       function that are f32[b,channels,height,width] in the file. `sizes`, `examples` and
       `representative_dataset` stay as the function has them.
+    keep_io_types: False beside `precision="float16"` for float16 inputs and outputs where the
+      function has float32 ones, as WebGPU takes them without conversion.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
     samples: the number of random inputs of each kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
@@ -233,6 +239,7 @@ def save_model(
       functions=functions,
       inputs_as_nchw=inputs_as_nchw,
       outputs_as_nchw=outputs_as_nchw,
+      keep_io_types=keep_io_types,
     ),
     quantization,
     representative_dataset,

@@ -10,13 +10,14 @@ Each op of the graph computes in float16 or in float32:
 
 An op with a constant that float16 does not hold, such as 1e9 or 1e-12, stays in float32. A tensor
 gets its other form by a Cast where an op needs it; float32 keeps the name of the tensor, so that
-bodies of loops and branches, inputs and outputs stay as they are.
+bodies of loops and branches, inputs and outputs stay as they are. Where inputs and outputs are
+float16 too, the two names are exchanged at last.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,9 @@ _FOLLOWING = frozenset(
 # Elements of a constant. Smaller ones do not make an op compute in float16.
 _LEAST_SIZE = 1024
 LARGEST = float(np.finfo(np.float16).max)
+# key in the model's metadata: the inputs and outputs, separated by spaces, that are float16 in the
+# file and float32 in the function
+ENDS = "jax2tf.float16"
 
 
 def holds(array: np.ndarray) -> bool:
@@ -68,12 +72,13 @@ class Halved:
   weights: Mapping[str, str]
 
 
-def halved(proto: Any, weights: Mapping[str, np.ndarray]) -> Halved:
+def halved(proto: Any, weights: Mapping[str, np.ndarray], *, keep_io_types: bool = True) -> Halved:
   """The model with products in float16.
 
   Args:
     proto: the onnx.ModelProto, which stays as it is.
     weights: {input that stands for a parameter: its value}.
+    keep_io_types: whether inputs and outputs stay float32.
   """
   onnx = extra("onnx")
   inferred = protos.inferred(proto)
@@ -86,10 +91,12 @@ def halved(proto: Any, weights: Mapping[str, np.ndarray]) -> Halved:
   described = (*inferred.input, *inferred.value_info, *inferred.output)
   floats = {value.name for value in described if value.type.tensor_type.elem_type == FLOAT}
   ways = _Ways(floats | set(constants), constants, set(weights))
+  ends = [] if keep_io_types else float_ends(proto.graph, weights)
+  ways.enter([value.name for value in proto.graph.input if value.name in ends])
   for node in proto.graph.node:
     ways.take(node)
   for output in proto.graph.output:
-    ways.widen(output.name)
+    ways.leave(output.name, output.name in ends)
   result = onnx.ModelProto()
   result.CopyFrom(proto)
   graph = result.graph
@@ -100,7 +107,39 @@ def halved(proto: Any, weights: Mapping[str, np.ndarray]) -> Halved:
   for value in graph.input:
     if value.name in narrow:
       value.name, value.type.tensor_type.elem_type = narrow[value.name], FLOAT16
+  _exchange(graph, {name: ways.narrow[name] for name in ends})
+  if ends:
+    result.metadata_props.add(key=ENDS, value=" ".join(ends))
   return Halved(result, ways.rounded, narrow)
+
+
+def float_ends(graph: Any, weights: Collection[str]) -> list[str]:
+  """The inputs and outputs that are float32, without parameters."""
+  return [
+    value.name
+    for value in (*graph.input, *graph.output)
+    if value.type.tensor_type.elem_type == FLOAT and value.name not in weights
+  ]
+
+
+def _exchange(graph: Any, narrow: Mapping[str, str]) -> None:
+  """Gives the float16 forms the names of inputs and outputs."""
+  names = {name: f"{name}/float32" for name in narrow}
+  names |= {half: name for name, half in narrow.items()}
+
+  def visit(nodes: Any) -> None:
+    for node in nodes:
+      node.input[:] = [names.get(name, name) for name in node.input]
+      node.output[:] = [names.get(name, name) for name in node.output]
+      for body in protos.bodies(node):
+        visit(body.node)
+        for value in body.output:
+          value.name = names.get(value.name, value.name)
+
+  visit(graph.node)
+  for value in (*graph.input, *graph.output):
+    if value.name in narrow:
+      value.type.tensor_type.elem_type = FLOAT16
 
 
 class _Ways:
@@ -162,6 +201,20 @@ class _Ways:
         self.rounded[name] = name
       self.narrow[name] = _half_name(name)
     return self.narrow[name]
+
+  def enter(self, names: Sequence[str]) -> None:
+    """Takes inputs that are float16."""
+    for name in names:
+      self.narrow[name] = _half_name(name)
+      self._not_wide.add(name)
+      self.rounded[name] = name
+
+  def leave(self, name: str, narrow: bool) -> None:
+    """Gives an output its form."""
+    if narrow:
+      self._half(name)
+    else:
+      self.widen(name)
 
   def widen(self, name: str) -> None:
     """Gives a tensor its float32 form, under its own name."""

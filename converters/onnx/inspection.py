@@ -20,7 +20,7 @@ from ..export.ends import in_parts, whole_specs
 from ..export.verified import verified
 from ..verify.plan import Comparison
 from ..verify.report import Report
-from . import layouts, protos, releases
+from . import float16, layouts, protos, releases
 from .functions import inlined
 from .model import COMPLEX
 from .runtime import RUNTIME, extra, quiet_options, session
@@ -143,6 +143,13 @@ def _nodes(
       yield Node(node.name or first, node.op_type, dtypes.get(first, ""), constants)
 
 
+def _as_float32(specs: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+  """The specs with float32 in place of float16 for these names."""
+  return {
+    name: text.replace("f16", "f32", 1) if name in names else text for name, text in specs.items()
+  }
+
+
 def _notes(model: Any) -> dict[str, str]:
   metadata = _metadata(model)
   notes = {"written by": f"{model.producer_name} {model.producer_version}".strip()}
@@ -251,8 +258,11 @@ def verify(
   contents = inspect(path)
   opened = session(contents.path)
   nchw = layouts.names_in(opened.get_modelmeta().custom_metadata_map)
+  half = opened.get_modelmeta().custom_metadata_map.get(float16.ENDS, "").split()
   of_function = {
-    name: {end: layouts.as_in_function(specs, nchw) for end, specs in ends.items()}
+    name: {
+      end: _as_float32(layouts.as_in_function(specs, nchw), half) for end, specs in ends.items()
+    }
     for name, ends in contents.signatures.items()
   }
   return verified(

@@ -61,6 +61,7 @@ class Onnx(Target[WrittenModel]):
     quantization: how the model is quantised and compared.
     functions: "modules" for an ONNX function for each module.
     inputs_as_nchw, outputs_as_nchw: those that have the channels first in the file.
+    keep_io_types: whether inputs and outputs stay float32 beside `precision`.
   """
 
   name = TARGET
@@ -74,6 +75,7 @@ class Onnx(Target[WrittenModel]):
   functions: str | None = None
   inputs_as_nchw: Sequence[str] = ()
   outputs_as_nchw: Sequence[str] = ()
+  keep_io_types: bool = True
 
   def check_path(self, path: Path) -> None:
     publish.check_file(path, self.overwrite, "model.onnx")
@@ -94,6 +96,13 @@ class Onnx(Target[WrittenModel]):
         self.precision,
         problem=f"{self.quantization.scheme} is made of the float32 model",
         advice=Text("leave it out, or leave out ", Argument("quantization")),
+      )
+    if not self.keep_io_types and self.precision == FLOAT32:
+      raise ArgumentError(
+        "keep_io_types",
+        False,
+        problem="a float32 model has float32 inputs and outputs",
+        advice=Text("leave it out, or give ", Argument("precision", "float16")),
       )
     newest, of = releases.newest_opset()
     if not opsets.OLDEST <= self.opset <= newest:
@@ -149,7 +158,7 @@ class Onnx(Target[WrittenModel]):
     """
     parts = {name: _parts(model, name) for name in model.weights}
     values = {name: np.concatenate(x) if len(x) > 1 else x[0] for name, x in parts.items()}
-    halved = float16.halved(model.proto, values)
+    halved = float16.halved(model.proto, values, keep_io_types=self.keep_io_types)
     runs = [run.inputs for run in source.runs(self.comparison) if run.values in _IN_RANGE]
     feeds = [_held(layouts.to_file(run, self.inputs_as_nchw)) | values for run in runs]
     largest = float16.largest(model.proto, list(halved.rounded), feeds)
@@ -324,9 +333,11 @@ def answers(
   noted = session.get_modelmeta().custom_metadata_map
   narrow, pairs = noted.get(bfloat16.OUTPUTS, "").split(), noted.get(COMPLEX, "").split()
   nchw = [] if as_in_file else layouts.names_in(noted)
+  half = noted.get(float16.ENDS, "").split()
 
   def prepared(run: plan.Run) -> Callable[[], dict[str, Any]]:
     inputs = _held(layouts.to_file(run.inputs, nchw))
+    inputs = {name: x.astype(np.float16) if name in half else x for name, x in inputs.items()}
     return lambda: dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
 
   answered = [calls.answered(functools.partial(prepared, run), run.timed) for run in runs]
@@ -338,6 +349,10 @@ def answers(
       name: of_parts(y) for name, y in answer["outputs"].items() if name in pairs
     }
     answer["outputs"] |= layouts.from_file(answer["outputs"], nchw)
+    if not as_in_file:
+      answer["outputs"] |= {
+        name: y.astype(np.float32) for name, y in answer["outputs"].items() if name in half
+      }
   return answered
 
 

@@ -116,3 +116,31 @@ def test_a_difference_of_almost_equal_products_is_refused(tmp_path: Path) -> Non
 def test_an_unknown_precision_is_refused(tmp_path: Path) -> None:
   with pytest.raises(ValueError, match=re.escape("float32, float16")):
     onnx.save(layers, WEIGHTS, tmp_path / "m.onnx", inputs={"x": "f32[b,64]"}, precision="bfloat16")
+
+
+def test_inputs_and_outputs_in_float16(tmp_path: Path) -> None:
+  def fun(params: Any, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    kept = jax.lax.cond(x.sum() > 0, lambda: x, lambda: -x)  # a branch reads the input
+    return layers(params, x), jnp.where(mask, kept, 0.0), mask
+
+  path = tmp_path / "model.onnx"
+  made = onnx.save(
+    fun,
+    WEIGHTS,
+    path,
+    inputs={"x": "f32[b,64]", "mask": "bool[b,64]"},
+    outputs=["p", "kept", "same"],
+    precision="float16",
+    keep_io_types=False,
+    samples=1,
+  )
+  ends = onnx.inspect(path).signatures["model"]
+  assert ends["inputs"] == {"x": "f16[b,64]", "mask": "bool[b,64]"}
+  assert ends["outputs"] == {"p": "f16[b,64]", "kept": "f16[b,64]", "same": "bool[b,64]"}
+  x = RNG.standard_normal((3, 64)).astype(np.float16)
+  found = onnx.run(made.path, {"x": x, "mask": np.ones((3, 64), bool)})
+  assert found["p"].dtype == np.float16
+  # the precision of float16 is 2**-11
+  np.testing.assert_allclose(found["p"], layers(WEIGHTS, x.astype("f")), rtol=2e-2, atol=1e-3)
+  with pytest.raises(ValueError, match="keep_io_types = False: a float32 model"):
+    onnx.save(fun, WEIGHTS, path, inputs={"x": "f32[b,64]"}, keep_io_types=False, overwrite=True)
