@@ -159,12 +159,13 @@ class _Reader:
   def _copied(self, copy: Copy) -> Finding:
     kind, reader = _KINDS[copy.kind], copy.reader
     producer, i = copy.value
+    advice = _ADVICE[kind]
     equation = self._origin(reader)
-    if kind == report.INT32 and equation and "int32" not in equation.dtypes:
-      kind = report.BOUNCE  # these int32 values are the converter's
-    return self._finding(
-      kind, reader, reader.kind, producer.dtypes[i].name, _operand(copy), _ADVICE[kind]
-    )
+    if kind == report.BOUNCE and reader.memory is None:
+      advice = "its op has no kernel on the device"
+    elif kind == report.INT32 and equation and "int32" not in equation.dtypes:
+      kind, advice = report.BOUNCE, "the lowering computes in int32 here: please report it"
+    return self._finding(kind, reader, reader.kind, producer.dtypes[i].name, _operand(copy), advice)
 
   def _finding(
     self, kind: str, node: Node, op: str, dtypes: str, operand: str, advice: str

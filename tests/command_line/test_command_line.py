@@ -602,6 +602,28 @@ def test_verify_notes_hostile_inputs_unless_asked(
     assert ("and 1 of hostile inputs" in found["verdict"]) == ok
 
 
+def test_check_and_inspect_say_what_stays_on_a_device(here: Path, capsys: Any) -> None:
+  of = ("MODEL:predict", "--input", "x=f32[b,4]", "--params", "MODEL:params")
+  run("check", *of, "--device", "gpu", "--with_gradient")
+  assert re.match(
+    r"gpu: of \d+ ops: 0 ops without a kernel, 0 bounces to the host, .*\nread from the kernels of "
+    r"GPU in TensorFlow \S+; nothing ran there\n",
+    capsys.readouterr().out,
+  )
+  run("check", "MODEL:calls", *of[1:], "--device", "tpu", "--json", code=1)
+  found = json.loads(capsys.readouterr().out)
+  assert found["verdict"] == "1 ops without a kernel, 0 bounces on the tpu"
+  (finding,) = found["device"]["findings"]
+  assert (finding["op"], finding["primitive"]) == ("PyFunc", "debug_callback")
+  assert ".py:" in finding["where"]
+  run("check", *of, "--device", "gpu", "--for", "onnx", code=2)
+  run("convert", *of, "--out", "out")
+  capsys.readouterr()
+  run("inspect", "out", "--device", "gpu", "--json")
+  found = json.loads(capsys.readouterr().out)
+  assert found["verdict"] == "serving_default: every op stays on the gpu"
+
+
 def test_a_state_is_converted_shown_checked_and_verified(
   here: Path, capsys: Any, without_jax: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

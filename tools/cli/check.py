@@ -15,27 +15,52 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, 
 @click.option(
   "--for",
   "targets",
-  default="serving",
-  show_default=True,
-  help="Some of serving, tflite, onnx, tfjs, separated by commas.",
+  help="Some of serving, tflite, onnx, tfjs, separated by commas; serving by default.",
 )
 @click.option("--quick", is_flag=True, help="Only lower the function, without an export.")
+@click.option(
+  "--device",
+  type=click.Choice(["gpu", "tpu"]),
+  help="List which ops do not stay on a device, by TensorFlow's kernels; it need not be here.",
+)
+@click.option("--with_gradient", is_flag=True, help="With --device: of the gradient, too.")
 @takes_sizes
 def check(
-  named: Named, inputs: Sequence[str], targets: str, quick: bool, sizes: Sequence[str]
+  named: Named,
+  inputs: Sequence[str],
+  targets: str | None,
+  quick: bool,
+  device: str | None,
+  with_gradient: bool,
+  sizes: Sequence[str],
 ) -> Answer:
   """Lists what each target lacks for a function, by file and line; writes nothing.
 
   \b
   Example:
     jax2tf check model:predict --params weights.npz --input "x=f32[b,784]" --for serving,onnx
+    jax2tf check model:predict --params weights.npz --input "x=f32[b,784]" --device gpu
   """
   from jax2tf.tools.cli import _gaps, _loading  # noqa: PLC0415
 
   specs = _loading.inputs(inputs, named.polymorphic_constraints)
   model = _loading.model(named, lambda: specs)
+  if device is not None:
+    if targets is not None or quick:
+      raise click.UsageError("--device stands alone: check --for in another call")
+    from jax2tf.tools.cli import _devices  # noqa: PLC0415
+
+    subject = _devices.subject(model, specs, named.polymorphic_constraints)
+    found = _devices.of_function(subject, device, with_gradient)
+    answer = {"verdict": _devices.verdict(found), "device": _devices.as_json(found)}
+    return answer, _devices.text(found), int(not found.is_ready)
   gaps_of_targets = _gaps.gaps(
-    model, specs, named.polymorphic_constraints, targets.split(","), quick, _loading.sizes(sizes)
+    model,
+    specs,
+    named.polymorphic_constraints,
+    (targets or "serving").split(","),
+    quick,
+    _loading.sizes(sizes),
   )
   code = int(any(map(_gaps.missing, gaps_of_targets.values())))
   return (
