@@ -10,13 +10,11 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def startup(*, on_cpu: bool = False, lean: bool = False) -> Iterator[None]:
+def startup(*, lean: bool = False) -> Iterator[None]:
   """Hides the process's stderr while TensorFlow is imported; its C++ (2.21) writes there before any
   log level applies.
 
   Args:
-    on_cpu: hides GPUs from TensorFlow, whose products there are less precise (TF32) than those of
-      JAX on a CPU.
     lean: TensorFlow imports neither JAX, as it does for its TFLite converter, nor Keras, which
       imports scikit-learn and Matplotlib, where these are installed. SavedModels need none of them.
       An import of TensorFlow (2.21) takes 2.1 s of CPU time in place of 3.9 s, and 100 MB less.
@@ -25,7 +23,7 @@ def startup(*, on_cpu: bool = False, lean: bool = False) -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     for package in ("jax", "keras") if lean else ():
       stack.enter_context(_hidden(package))
-    stack.enter_context(_silent(on_cpu))
+    stack.enter_context(_silent())
     yield
 
 
@@ -43,10 +41,8 @@ def _hidden(module: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silent(on_cpu: bool) -> Iterator[None]:
+def _silent() -> Iterator[None]:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-  if on_cpu:
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
   stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, 2)
   try:

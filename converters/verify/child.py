@@ -32,7 +32,11 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
   packages = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
   return response | {
     "packages": sorted(packages),
-    "versions": {"python": sys.version.split()[0], "tensorflow": tf.__version__},
+    "versions": {
+      "python": sys.version.split()[0],
+      "tensorflow": tf.__version__,
+      "device": "gpu" if tf.config.list_physical_devices("GPU") else "cpu",
+    },
   }
 
 

@@ -39,6 +39,7 @@ def verify(
   hostile: bool = False,
   report: str | os.PathLike[str] | None = None,
   polymorphic_constraints: Sequence[str] = (),
+  device: str | None = None,
 ) -> Report:
   """Runs every signature of a SavedModel in a new process without JAX, and compares the outputs
   with the JAX functions.
@@ -69,6 +70,9 @@ def verify(
       and XLA may differ there.
     report: a folder for `Report.write`. It must be writable before the model runs.
     polymorphic_constraints: further conditions on the sizes, besides those of the model.
+    device: "cpu" or "gpu", on which TensorFlow runs the model; by default it has a GPU if JAX has
+      one, because its products there (TF32) are less precise than those of JAX on a CPU. The
+      versions in the report say which it was.
 
   Returns:
     the report, even if outputs differ. `Report.raise_for_mismatch` raises for differences.
@@ -77,7 +81,7 @@ def verify(
     FileNotFoundError: `path` is not a SavedModel of `jax2tf.converters.saved_model`.
     ValueError: the model lacks a signature, a variable or an input that is named; a reference is
       missing or takes other arguments; sizes break a constraint; arrays do not fit the signature;
-      the state is missing or does not fit the model; a file is damaged.
+      the state is missing or does not fit the model; a file is damaged; the device is not there.
     OSError: `report` is not writable.
     ImportError: `report` needs the packages of jax2tf[verify].
 
@@ -90,6 +94,8 @@ def verify(
     >>> verify(path, lambda w, x: x @ w, params=w, samples=1).ok
     True
   """
+  if device not in (None, "cpu", "gpu"):
+    raise ArgumentError("device", device, problem="there is no such device", advice="cpu or gpu")
   if report is not None:
     check_writable(report)
   plan.check_draws(sizes, samples)
@@ -118,7 +124,15 @@ def verify(
     with stages.stage("compare"), progress.bar(f"verify {folder.name}", 2 * len(runs)) as shown:
       initial = remembered[1] if remembered else ()
       expected = [*shown.over(compare.reference_answers(runs, lead, initial))]
-      response = _run_without_jax(directory, runs, shown.advance)
+      on_cpu = device == "cpu" or (device is None and jax.default_backend() == "cpu")
+      response = _run_without_jax(directory, runs, shown.advance, on_cpu)
+    if device == "gpu" and response["versions"].get("device") == "cpu":
+      raise ArgumentError(
+        "device",
+        device,
+        problem="TensorFlow finds no GPU",
+        advice="install its CUDA libraries, pip install 'tensorflow[and-cuda]', or leave it out",
+      )
     if not response["runs"]:  # the model was not loaded
       values.check(directory, graph)
     answered = response["runs"] or [
@@ -193,9 +207,10 @@ def _state(
 
 
 def _run_without_jax(
-  directory: Path, runs: Sequence[plan.Run], after_run: Callable[[], object]
+  directory: Path, runs: Sequence[plan.Run], after_run: Callable[[], object], on_cpu: bool = True
 ) -> dict[str, Any]:
-  """The answers of the model, from a separate process; see `child`."""
+  """The answers of the model, from a separate process, which sees no GPU if it is `on_cpu`; see
+  `child`."""
   request = {
     "directory": str(directory),
     "runs": [
@@ -210,8 +225,7 @@ def _run_without_jax(
     ],
   }
   environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
-  if jax.default_backend() == "cpu":
-    # Otherwise TensorFlow on a GPU, which multiplies in TF32, is compared with JAX on a CPU.
+  if on_cpu:
     environment["CUDA_VISIBLE_DEVICES"] = "-1"
   ended = children.script(
     Path(__file__).with_name("child.py"), request, environment=environment, after_run=after_run

@@ -187,7 +187,7 @@ def test_killed_in_the_middle_and_in_a_write(
   with plan.opened([str(tmp_path / "[ab].jsonl")], out, asked) as found:
     killer.start()
     try:
-      outcome = supervisor.run(found, workers=1, threads=1)
+      outcome = supervisor.run(found, supervisor.Processes(1, 1))
     finally:
       ended.set()
       killer.join()
@@ -449,7 +449,7 @@ def test_workers_without_jax_load_the_version_that_the_plan_named(
   asked = plan.Asked(str(tmp_path / "m"), "serving_default", {}, [], "", 8)
   with plan.opened([str(tmp_path / "a.jsonl")], tmp_path / "out", asked) as found:
     publish(3)
-    outcome = supervisor.run(found, workers=1, threads=1)
+    outcome = supervisor.run(found, supervisor.Processes(1, 1))
   assert (outcome.rows, outcome.renewed) == (19, 0)
   assert [
     json.loads(line)["y"] for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()
@@ -457,7 +457,9 @@ def test_workers_without_jax_load_the_version_that_the_plan_named(
   with pytest.raises(
     ValueError, match="has changed since the command began; run the command again"
   ):
-    worker.load({"fingerprint": found.fingerprint, "model": str(tmp_path / "m" / "2")})
+    worker.load(
+      {"fingerprint": found.fingerprint, "device": "auto", "model": str(tmp_path / "m" / "2")}
+    )
 
 
 @pytest.mark.parametrize("name", ["batch", "serving"])
@@ -499,7 +501,7 @@ def test_threads_are_those_within_ops_and_between_them(monkeypatch: pytest.Monke
   monkeypatch.setattr(supervisor.subprocess, "Popen", started)
   monkeypatch.setattr(supervisor.tempfile, "TemporaryFile", io.BytesIO)
   with pytest.raises(RuntimeError, match="3,3"):
-    supervisor._Worker({}, 3)
+    supervisor._Worker({}, 0, supervisor.Processes(1, 3).environment(0))
 
 
 def test_progress_is_a_line_every_ten_seconds(

@@ -79,6 +79,8 @@ def options(run: Path, **changes: Any) -> child.Options:
     **unset,
     "run": str(run),
     "allow_ops": [],
+    "device": "auto",
+    "gpus": [],
     "replicas": 1,
     "host": "127.0.0.1",
     "grpc_port": 0,

@@ -104,6 +104,22 @@ def test_compose_mounts_what_its_flags_name():
   )
 
 
+def test_gpus_are_asked_for_by_a_value():
+  [gpu] = yamls("tf-serving/compose.gpu.yaml")
+  [device] = gpu["services"]["tf-serving"]["deploy"]["resources"]["reservations"]["devices"]
+  assert device == {"driver": "nvidia", "count": "${GPUS:-1}", "capabilities": ["gpu"]}
+  [customized] = yamls("kubernetes/gpu/kustomization.yaml")
+  [patch] = customized["patches"]
+  deployment = yamls("kubernetes/tf-serving.yaml")[0]
+  assert patch["target"] == {"kind": deployment["kind"], "name": deployment["metadata"]["name"]}
+  for operation in yaml.safe_load(patch["patch"]):
+    *parents, name = operation["path"].removeprefix("/").split("/")
+    place = deployment
+    for parent in parents:
+      place = place[int(parent) if parent.isdecimal() else parent]
+    assert (name in place) == (operation["op"] == "replace")
+
+
 def test_kubernetes_manifests_name_each_other():
   deployment, service, scaler = yamls("kubernetes/tf-serving.yaml")
   pod = deployment["spec"]["template"]

@@ -341,7 +341,7 @@ DYING = """
 import os, subprocess, sys, time, types
 from jax2tf.tools.serving import cluster
 
-def start(_):
+def start(*_):
   with open("raylet", "w") as file:  # a process of this name
     file.write("#!/bin/sh\\nsleep 0.5\\nkill -9 $$\\n")
   os.chmod("raylet", 0o700)
@@ -350,7 +350,7 @@ def start(_):
 
 cluster._start_ray = start
 cluster.serve.start = lambda **_: time.sleep(60)  # as Ray Serve waits for what died with the raylet
-cluster.main(types.SimpleNamespace(replicas=1, run=sys.argv[1]))
+cluster.main(types.SimpleNamespace(replicas=1, gpus=[], run=sys.argv[1]))
 """
 
 

@@ -16,7 +16,7 @@ from jax2tf.tools.batch import THREADS, cells, contract
 for variable in THREADS:
   os.environ.setdefault(variable, "1")
 
-with quiet.startup(on_cpu=True, lean=True):
+with quiet.startup(lean=True):
   import tensorflow as tf
 
 # The longest row of a padded batch is at most _STRETCH times as long as the shortest, except in

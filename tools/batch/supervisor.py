@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from jax2tf.converters.bundle import progress
+from jax2tf.tools import gpus
 from jax2tf.tools.batch import THREADS, worker
 from jax2tf.tools.batch.plan import Plan, Shard
 
@@ -50,10 +51,33 @@ class Outcome:
   renewed: int = 0
 
 
+@dataclass(frozen=True)
+class Processes:
+  """The worker processes of a run.
+
+  Attributes:
+    workers: their number.
+    threads: the number of TensorFlow's threads in each.
+    device: as `--device`.
+    gpus: the GPUs, by the names of CUDA, one for each worker in turn.
+  """
+
+  workers: int
+  threads: int
+  device: str = gpus.AUTO
+  gpus: Sequence[str] = ()
+
+  def environment(self, number: int) -> dict[str, str]:
+    """The variables of the worker of this number."""
+    own = [self.gpus[number % len(self.gpus)]] if self.gpus else []
+    return gpus.environment(self.device, own) | dict.fromkeys(THREADS, str(self.threads))
+
+
 class _Worker:
   """A worker process and its current shard.
 
   Attributes:
+    number: from 0 on; the worker that replaces it has it, too.
     shard, attempt: the shard that it runs, and how often this shard was begun; None if it waits for
       one.
     rows, part: the progress of the shard, in rows and from 0 to 1.
@@ -61,18 +85,15 @@ class _Worker:
     silent: for how many seconds it has reported nothing while it had work.
   """
 
-  def __init__(self, options: dict[str, Any], threads: int):
+  def __init__(self, options: dict[str, Any], number: int, variables: Mapping[str, str]):
+    self.number = number
     self.shard: Shard | None = None
     self.attempt, self.rows, self.part = 0, 0, 0.0
     self.ready, self.silent = False, 0.0
     self._heard = b""  # the beginning of a line
     self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
     # A new session: Ctrl-C goes to the command only.
-    environment = {
-      "TF_CPP_MIN_LOG_LEVEL": "3",
-      **os.environ,
-      **dict.fromkeys(THREADS, str(threads)),
-    }
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **variables}
     pipes: dict[str, Any] = {
       "stdin": subprocess.PIPE,
       "stdout": subprocess.PIPE,
@@ -123,12 +144,12 @@ class _Worker:
     return f"its worker {how}" + (f": {last[0][:300]}" if last else "")
 
 
-def run(plan: Plan, workers: int, threads: int, stall_seconds: float = STALL_SECONDS) -> Outcome:
+def run(plan: Plan, processes: Processes, stall_seconds: float = STALL_SECONDS) -> Outcome:
   """Runs the shards that are left in a plan.
 
   Args:
     plan: the shards, with their files.
-    workers, threads: the number of processes, and of TensorFlow's threads in each.
+    processes: the workers; there are no more than shards.
     stall_seconds: how long a worker may run no batch of rows before it is killed, and its shard
       repeated.
 
@@ -138,8 +159,8 @@ def run(plan: Plan, workers: int, threads: int, stall_seconds: float = STALL_SEC
   left = plan.left
   if not left:
     return Outcome()
-  options = asdict(plan.asked) | {"fingerprint": plan.fingerprint}
-  crew = _Crew(options, threads, min(workers, len(left)))
+  options = asdict(plan.asked) | {"fingerprint": plan.fingerprint, "device": processes.device}
+  crew = _Crew(options, processes, min(processes.workers, len(left)))
   size = sum(shard.state.size for shard in left)
   with crew.working(), _Progress(size).shown() as shown:
     return _Run(plan, crew, shown, stall_seconds).finished()
@@ -222,8 +243,8 @@ class _Run:
 class _Crew:
   """The workers of a run."""
 
-  def __init__(self, options: dict[str, Any], threads: int, number: int):
-    self._options, self._threads, self.number = options, threads, number
+  def __init__(self, options: dict[str, Any], processes: Processes, number: int):
+    self._options, self._processes, self.number = options, processes, number
     self._members: list[_Worker] = []
     self._selector = selectors.DefaultSelector()
     self._looked = time.monotonic()
@@ -231,8 +252,8 @@ class _Crew:
   @contextlib.contextmanager
   def working(self) -> Iterator[None]:
     try:
-      for _ in range(self.number):
-        self._add()
+      for number in range(self.number):
+        self._add(number)
       yield
     finally:
       for each in self._members:
@@ -271,11 +292,11 @@ class _Crew:
     self._selector.unregister(each.process.stdout)  # type: ignore[arg-type]
     self._members.remove(each)
     message = each.end()
-    self._add()
+    self._add(each.number)
     return message
 
-  def _add(self) -> None:
-    each = _Worker(self._options, self._threads)
+  def _add(self, number: int) -> None:
+    each = _Worker(self._options, number, self._processes.environment(number))
     self._members.append(each)
     self._selector.register(each.process.stdout, selectors.EVENT_READ, each)  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax2tf.converters.bundle import durable
-from jax2tf.tools import quiet
+from jax2tf.tools import gpus, quiet
 from jax2tf.tools.batch import contract, formats
 from jax2tf.tools.batch.cells import Answer
 
@@ -190,14 +190,18 @@ def _publish(path: Path, target: Path) -> None:
 
 
 def load(options: Mapping[str, Any]) -> Any:
-  """The runner with these options, and the fingerprint that its model must have.
+  """The runner with these options, the fingerprint that its model must have, and `--device`.
 
   Raises:
     ValueError: the model is another one, or as for `model.Runner`.
+    RuntimeError: TensorFlow cannot use the GPU that is asked for.
   """
   from jax2tf.tools.batch import model  # noqa: PLC0415  (TensorFlow)
 
-  runner = model.Runner(**{name: value for name, value in options.items() if name != "fingerprint"})
+  if options["device"] == gpus.GPU:
+    gpus.required()
+  own = ("fingerprint", "device")
+  runner = model.Runner(**{name: value for name, value in options.items() if name not in own})
   # after loading, so it is that of what was loaded
   if contract.fingerprint(runner.contract.directory) != options["fingerprint"]:
     raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from jax2tf.converters.bundle import paths
+from jax2tf.tools import gpus
 from jax2tf.tools.cli._failures import NO, failures, say, warnings_as_lines
 from jax2tf.tools.cli._json import dumps
 from jax2tf.tools.cli._verb import ALLOW_OPS, needs_posix, takes_debug
@@ -21,9 +22,10 @@ from jax2tf.tools.cli._verb import ALLOW_OPS, needs_posix, takes_debug
 @click.option(
   "--workers",
   type=click.IntRange(1),
-  help="The number of processes; by default the number of cores.",
+  help="The number of processes; by default the number of cores, or of GPUs.",
   show_default=False,
 )
+@click.option("--device", type=click.Choice(gpus.DEVICES), default=gpus.AUTO, help=gpus.DEVICE_HELP)
 @click.option(
   "--threads",
   type=click.IntRange(1),
@@ -64,6 +66,7 @@ def batch(
   inputs: tuple[str, ...],
   directory: str,
   workers: int | None,
+  device: str,
   threads: int,
   stall_seconds: int,
   columns: tuple[str, ...],
@@ -89,10 +92,12 @@ def batch(
 
     named, allowed = dict(map(_column, columns)), outside.named(allow_ops)
     folder = os.path.abspath(paths.local(model, "model"))
+    names = gpus.chosen(device, os.environ)
     options = plan.Asked(model=folder, columns=named, allow_ops=allowed, **asked)  # type: ignore[arg-type]
     files = [str(paths.local(each, "inputs")) for each in inputs]
     with plan.opened(files, paths.local(directory, "directory"), options) as opened_plan:
-      outcome = supervisor.run(opened_plan, workers or _cores(), threads, stall_seconds)
+      processes = supervisor.Processes(workers or len(names) or _cores(), threads, device, names)
+      outcome = supervisor.run(opened_plan, processes, stall_seconds)
     value = {"verdict": _verdict(outcome, len(opened_plan.shards))} | dataclasses.asdict(outcome)
     say(dumps(value) if as_json else "\n".join([value["verdict"], *_failed(outcome)]))
   return NO if outcome.failed else 0

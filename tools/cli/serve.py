@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from jax2tf.converters.bundle import paths
+from jax2tf.tools import gpus
 from jax2tf.tools.cli._failures import failures
 from jax2tf.tools.cli._verb import ALLOW_OPS, needs_posix, takes_debug
 
@@ -27,9 +28,10 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 @click.option(
   "--replicas",
   type=click.IntRange(1),
-  default=2,
-  help="The number of processes that run the models.",
+  help="The number of processes that run the models; by default 2, or one for each GPU.",
+  show_default=False,
 )
+@click.option("--device", type=click.Choice(gpus.DEVICES), default=gpus.AUTO, help=gpus.DEVICE_HELP)
 @click.option(
   "--host",
   default="127.0.0.1",

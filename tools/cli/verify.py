@@ -37,6 +37,11 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_sizes, v
   is_flag=True,
   help="Differences for NaN, infinities and extreme numbers make the model wrong too.",
 )
+@click.option(
+  "--device",
+  type=click.Choice(["cpu", "gpu"]),
+  help="Where TensorFlow runs a SavedModel; by default on a GPU if JAX has one.",
+)
 @takes_sizes
 def verify(
   path: str,
@@ -45,6 +50,7 @@ def verify(
   samples: int,
   signatures: Sequence[str],
   hostile: bool,
+  device: str | None,
   sizes: Sequence[str],
 ) -> Answer:
   """Compares a SavedModel with the JAX function, in a process without JAX; or an ONNX or LiteRT
@@ -60,6 +66,8 @@ def verify(
 
   form = _exported.format_of(path)
   if form is not None:
+    if device is not None:
+      raise click.BadParameter("TensorFlow runs a SavedModel only", param_hint="--device")
     options = {"samples": samples, "hostile": hostile, "report": report}
     verified = _exported.verified(form, path, named, signatures, _loading.sizes(sizes), options)
     return json.loads(verified.json()), verified.text(), int(not verified.ok)
@@ -75,6 +83,7 @@ def verify(
     hostile=hostile,
     report=report,
     polymorphic_constraints=named.polymorphic_constraints,
+    device=device,
   )
   verified = dataclasses.replace(
     verified, skipped={name: worded(why) for name, why in verified.skipped.items()}

@@ -14,6 +14,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from jax2tf.tools import gpus
 from jax2tf.tools.serving import ray_settings
 
 
@@ -26,6 +27,8 @@ class Options:
     name: the name of the one model, for clients; empty if there are several.
     model_config_file: names the models; then there is no folder.
     replicas: the number of processes that run the models.
+    device: as `--device`.
+    gpus: the GPUs of the replicas, by the names of CUDA; none of them sees another one.
     host: the address on which the proxies listen.
     grpc_port, http_port: their ports.
     tls_cert, tls_key, tls_client_ca: files in PEM. Without a certificate the ports use plain text;
@@ -60,6 +63,8 @@ class Options:
   max_queued_requests: int
   client_seconds: float
   allow_ops: list[str]
+  device: str
+  gpus: list[str]
   run: str
   of_all: int = 1
 
@@ -90,6 +95,7 @@ def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
     # returns those, and any buffer as large, to the system.
     environment = {"MALLOC_MMAP_THRESHOLD_": str(_RETURNED_BYTES), **environment}
   if kind == "cluster":
+    environment |= gpus.environment(options.device, options.gpus)
     environment = ray_settings.environment(environment, options.run)
   # Only the server writes to stdout. Ray (2.60) would too, where a replica dies.
   process = subprocess.Popen(

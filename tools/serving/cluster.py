@@ -18,6 +18,7 @@ import psutil
 import ray
 from ray import serve
 
+from jax2tf.tools import gpus
 from jax2tf.tools.serving import child, deaths, place, ray_settings, watchdog
 from jax2tf.tools.serving.child import DRAIN_SECONDS, Options
 from jax2tf.tools.serving.replica import Replica
@@ -31,7 +32,7 @@ def main(options: Options) -> int:
   code. Raises Ray's errors."""
   logging.getLogger("ray.serve").setLevel(logging.ERROR)
   ray_settings.without_idle_services()
-  _start_ray(options.replicas)
+  _start_ray(options.replicas, len(options.gpus))
   ending = threading.Event()
   threading.Thread(target=_end_with_ray, args=[options, ending], daemon=True).start()
   serve.start(
@@ -44,6 +45,7 @@ def main(options: Options) -> int:
     health_check_period_s=1,
     health_check_timeout_s=30,
     graceful_shutdown_timeout_s=10,
+    ray_actor_options={"num_gpus": gpus.share(options.replicas, len(options.gpus))},
   )
   serve.run(deployment(Replica).bind(options, os.getpid()), name="models", route_prefix=None)
   asyncio.run(_until_the_input_ends(Path(options.run)))
@@ -99,7 +101,7 @@ def _death(pid: int, name: str) -> str:
   )
 
 
-def _start_ray(replicas: int, tries: int = 3) -> None:
+def _start_ray(replicas: int, n_gpus: int, tries: int = 3) -> None:
   # Ray (2.60) raises a bare Exception if its processes need more than 15 s to start, which happens
   # on a busy machine.
   for left in reversed(range(tries)):
@@ -109,6 +111,7 @@ def _start_ray(replicas: int, tries: int = 3) -> None:
         # Logical CPUs, not cores: Ray needs one for each replica and some spare ones to start
         # anything.
         num_cpus=replicas + 3,
+        num_gpus=n_gpus,
         include_dashboard=False,
         logging_level=logging.ERROR,
         log_to_driver=False,

@@ -18,7 +18,7 @@ from jax2tf.converters.bundle import files, manifest, rows
 from jax2tf.converters.bundle.notation import Spec
 from jax2tf.tools import outside, quiet
 
-with quiet.startup(on_cpu=True, lean=True):
+with quiet.startup(lean=True):
   import tensorflow as tf
   from tensorflow.core.protobuf import meta_graph_pb2
 

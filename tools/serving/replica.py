@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import grpc
 from ray import serve
 
+from jax2tf.tools import gpus
 from jax2tf.tools.serving import child, config, deaths, ray_settings, watchdog
 from jax2tf.tools.serving.balance import REST, REST_SERVICE, SERVICES, UNLIMITED, Served
 from jax2tf.tools.serving.child import Options
@@ -97,6 +98,8 @@ class Replica:
   def _load(self) -> None:
     from jax2tf.tools.serving import model, models, protobuf, rest  # noqa: PLC0415  (TensorFlow's)
 
+    if self._options.device == gpus.GPU:
+      gpus.required()
     self._json, self._model, self._protobuf = rest, model, protobuf
     self._models = models.Models(lambda: config.read(Path(self._options.run)), self._options.of_all)
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from jax2tf.converters.bundle import versions
-from jax2tf.tools import outside
+from jax2tf.tools import gpus, outside
 from jax2tf.tools.serving import certificates, config, connections, place
 from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, held
 from jax2tf.tools.serving.signals import Signals, say
 
+_REPLICAS = 2  # on CPUs
 # What the extra brings.
 _PACKAGES = (
   "ray",
@@ -74,6 +75,8 @@ def run(
   signals = Signals()
   with signals.noted(), place.private() as folder, contextlib.ExitStack() as stack:
     rest["allow_ops"] = outside.named(rest["allow_ops"])
+    rest["gpus"] = gpus.chosen(rest["device"], os.environ)
+    rest["replicas"] = rest["replicas"] or len(rest["gpus"]) or _REPLICAS
     what = _what(directory, model_name, model_config_file)
     settings: dict[str, Any] = {
       name: "" if value is None else value for name, value in rest.items()

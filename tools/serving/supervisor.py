@@ -86,13 +86,27 @@ class Child:
     self.process.wait()
 
 
+def shares(options: Options) -> list[Options]:
+  """The options of each cluster: its part of the replicas, and their GPUs, which they take in
+  turn."""
+  replicas = range(options.replicas)
+  parts = [replicas[i::_CLUSTERS] for i in range(_CLUSTERS)]
+  names = options.gpus
+  return [
+    dataclasses.replace(
+      options,
+      replicas=len(part),
+      gpus=list(dict.fromkeys(names[i % len(names)] for i in part if names)),
+    )
+    for part in parts
+    if part
+  ]
+
+
 def serve(options: Options, signals: Signals, as_json: bool) -> None:
   """Serves until a signal comes; prints one line when it is ready. Raises ValueError with the
   reason if the server cannot start."""
-  shares = [
-    options.replicas // _CLUSTERS + (i < options.replicas % _CLUSTERS) for i in range(_CLUSTERS)
-  ]
-  clusters = [dataclasses.replace(options, replicas=share) for share in shares if share]
+  clusters = shares(options)
   seen, dog, follower = (
     deaths.Deaths(Path(options.run)),
     watchdog.Watchdog(Path(options.run)),
