@@ -23,6 +23,7 @@
 #   make power-cut    100 saves cut off as by a power failure, on a loop device (Linux, root), for docs/reports/serving.md; 30 minutes
 #   make targets      primitives, programs and models in the runtime of each target, in plain tools, in older releases and beside another converter, resumable, and the report docs/reports/targets.md
 #   make models       the zoo of tests/support/models in every runtime, MiniLM with each quantization, functions of Diffrax, NumPyro and other libraries, resumable, and the report docs/reports/models.md
+#   make devices      which ops of primitives, functions and the zoo stay on a GPU, by TensorFlow's registry of kernels, and the report docs/reports/devices.md; 15 minutes
 #   make reports      writes the pages and the chart of docs/reports anew from docs/reports/data, without measuring
 #   make golden       rewrites the op counts of ten models, after a deliberate change of the graphs
 #
@@ -46,7 +47,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_command_line_error
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests serving power-cut models speed targets reports golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests serving power-cut models speed targets devices reports golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -125,6 +126,9 @@ models: $(VENV)/.libraries
 
 speed: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.matrix speed
+
+devices: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.lab.matrix devices
 
 reports: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.pages

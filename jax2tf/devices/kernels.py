@@ -89,7 +89,7 @@ class Kernels:
 def _matches(kernel: Any, op: tf.Operation) -> bool:
   """Whether a kernel is for the dtypes, and the label, that an op has."""
   return kernel.label == _label(op) and all(
-    _types(op, constraint.name) <= _allowed(constraint) for constraint in kernel.constraint
+    _values(op, constraint.name) <= _allowed(constraint) for constraint in kernel.constraint
   )
 
 
@@ -100,15 +100,18 @@ def _label(op: tf.Operation) -> str:
     return ""
 
 
-def _types(op: tf.Operation, attribute: str) -> frozenset[int]:
-  """The dtypes, as numbers, of an attribute that is one or several."""
+def _values(op: tf.Operation, attribute: str) -> frozenset[Any]:
+  """The dtypes, as numbers, or the texts of an attribute that is one or several."""
   value = op.get_attr(attribute)
   values: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
-  return frozenset(tf.as_dtype(dtype).as_datatype_enum for dtype in values)
+  return frozenset(
+    each if isinstance(each, bytes) else tf.as_dtype(each).as_datatype_enum for each in values
+  )
 
 
-def _allowed(constraint: Any) -> frozenset[int]:
-  return frozenset(constraint.allowed_values.list.type)
+def _allowed(constraint: Any) -> frozenset[Any]:
+  # GatherNd has kernels for some values of a text: bad_indices_policy
+  return frozenset([*constraint.allowed_values.list.type, *constraint.allowed_values.list.s])
 
 
 def _places(

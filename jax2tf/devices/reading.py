@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from jax import tree_util
 
 from jax2tf import survey
 from jax2tf._tf_compat import kernels as registry
@@ -90,12 +91,15 @@ def readiness(
       "device", device, problem="there is no such device", advice=f"one of {', '.join(DEVICES)}"
     )
   with survey.origins() as origins:
-    concrete = _concrete(model, specs, gradient, signature)
+    concrete = concrete_function(model, specs, gradient, signature)
   return _Reader(kernels(device), origins).readiness(device, concrete.graph)
 
 
-def _concrete(model: Any, specs: tuple[Any, ...], gradient: bool, signature: str) -> Any:
-  """The concrete function of what a user gives."""
+def concrete_function(
+  model: Any, specs: Sequence[Any], gradient: bool = False, signature: str = "serving_default"
+) -> Any:
+  """The concrete function of what a user gives; see `readiness`. Of a function of trees it takes
+  the leaves."""
   if isinstance(model, str | os.PathLike):
     signatures: Mapping[str, Any] = tf.saved_model.load(os.fspath(model)).signatures
     if signature not in signatures:
@@ -108,20 +112,28 @@ def _concrete(model: Any, specs: tuple[Any, ...], gradient: bool, signature: str
     return signatures[signature]
   if isinstance(model, tf.types.experimental.ConcreteFunction):
     return model
-  function = _with_gradient(model) if gradient else model
-  return tf.function(function, autograph=False).get_concrete_function(*specs)
+  # TensorFlow does not know the nodes of JAX's trees
+  leaves, structure = tree_util.tree_flatten(specs)
+
+  def function(*tensors: tf.Tensor) -> list[Any]:
+    return tree_util.tree_leaves(model(*tree_util.tree_unflatten(structure, tensors)))
+
+  graph = tf.function(_with_gradient(function) if gradient else function, autograph=False)
+  return graph.get_concrete_function(*leaves)
 
 
-def _with_gradient(function: Any) -> Any:
-  """arguments -> (results, gradients of their sum by the floating point arguments)."""
+def _with_gradient(function: Callable[..., list[Any]]) -> Callable[..., Any]:
+  """tensors -> (results, gradients of their sum by the floating point tensors)."""
 
-  def call(*arguments: Any) -> Any:
-    floats = [x for x in tf.nest.flatten(arguments) if x.dtype.is_floating or x.dtype.is_complex]
+  def differentiable(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [x for x in tensors if x.dtype.is_floating or x.dtype.is_complex]
+
+  def call(*tensors: tf.Tensor) -> Any:
+    sources = differentiable(tensors)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-      tape.watch(floats)
-      results = function(*arguments)
-    targets = [y for y in tf.nest.flatten(results) if y.dtype.is_floating or y.dtype.is_complex]
-    return results, tape.gradient(targets, floats)
+      tape.watch(sources)
+      results = function(*tensors)
+    return results, tape.gradient(differentiable(results), sources)
 
   return call
 

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.examples import minilm
-from jax2tf.tools.cli import _loading, _weights
+from jax2tf.tools.cli import _devices, _loading, _weights
 from jax2tf.tools.cli.main import main
 from tests.support import documents
 
@@ -622,6 +622,19 @@ def test_check_and_inspect_say_what_stays_on_a_device(here: Path, capsys: Any) -
   run("inspect", "out", "--device", "gpu", "--json")
   found = json.loads(capsys.readouterr().out)
   assert found["verdict"] == "serving_default: every op stays on the gpu"
+
+
+def test_check_runs_on_a_device(here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+  """The CPU stands for the device, which the tests do not have."""
+  of = ("MODEL:predict", "--input", "x=f32[b,4]", "--params", "MODEL:params", "--size", "b=3")
+  run("check", *of, "--device", "gpu", "--run", code=2)
+  assert "TensorFlow has no GPU:0 here, only CPU:0" in capsys.readouterr().err
+  times = _devices.times
+  monkeypatch.setattr(_devices, "times", lambda *args: times(*args[:-1], "CPU:0"))
+  run("check", *of, "--device", "gpu", "--run", "--with_gradient", "--json")
+  ran = json.loads(capsys.readouterr().out)["device"]["run"]
+  assert (ran["on"], {*ran["ops"]}, ran["copies"]) == ("CPU:0", {"CPU"}, {})
+  assert ran["milliseconds"] > 0 and ran["jax"]["milliseconds"] > 0
 
 
 def test_a_state_is_converted_shown_checked_and_verified(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,7 @@ import tensorflow as tf
 from jax import lax
 
 import jax2tf
-from jax2tf.devices import readiness
+from jax2tf.devices import readiness, running
 from jax2tf.devices.kernels import Memory, kernels
 
 F32, I32, U32 = (tf.TensorSpec([4], dtype) for dtype in (tf.float32, tf.int32, tf.uint32))
@@ -52,6 +55,8 @@ def first_bits(x):
     # a kernel of DEFAULT
     (lambda: tf.reshape(ones(tf.int32), [2, 2]), Memory((True, True), (True,))),
     (lambda: tf.fill([2], tf.constant(1, tf.uint32)), None),
+    # its kernels name the values of a text, too
+    (lambda: tf.gather_nd(ones(tf.float32), [[1]]), Memory((False, False), (False,))),
     (lambda: tf.strings.join(["a", "b"]), None),
   ],
 )
@@ -173,6 +178,19 @@ def test_gradient():
   assert both.ops > forward.ops
 
 
+def test_trees_of_jax():
+  """TensorFlow does not know their nodes."""
+
+  @jax.tree_util.register_dataclass
+  @dataclasses.dataclass
+  class Pair:
+    a: Any
+    b: Any
+
+  converted = jax2tf.convert(lambda pair: Pair(pair.b, pair.a * 2))
+  assert readiness(converted, Pair(F32, F32), gradient=True).is_ready
+
+
 def test_variables_stay_on_the_device():
   variable = tf.Variable(tf.ones([4]))
   assert readiness(tf.function(lambda x: x * variable), F32).findings == ()
@@ -195,3 +213,19 @@ def test_tpu():
 def test_unknown_device():
   with pytest.raises(jax2tf.ArgumentError, match="gpu, tpu"):
     readiness(jax2tf.convert(jnp.sin), F32, device="npu")
+
+
+def test_run():
+  """The CPU stands for the device. An op in a loop counts as often as it ran."""
+
+  def steps(x):
+    return tf.while_loop(lambda i, _: i < 20, lambda i, y: (i + 1, tf.sin(y)), (0, x))
+
+  concrete = tf.function(steps, autograph=False).get_concrete_function(F32)
+  taken = running.run(concrete, [np.ones(4, np.float32)], "CPU:0")
+  count, milliseconds = taken.of("while/Sin")
+  assert count == 20
+  assert 0 < milliseconds < 1e3
+  assert {*taken.devices()} == {"CPU"}
+  with pytest.raises(ValueError, match="no GPU:0 here"):
+    running.run(concrete, [np.ones(4, np.float32)], "GPU:0")

@@ -4,19 +4,25 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import tensorflow as tf
 
 import jax2tf
 from jax2tf.converters import stages
 from jax2tf.converters.bundle import paths, publish
+from jax2tf.converters.bundle.manifest import SignatureRecord
 from jax2tf.converters.bundle.notation import Spec
+from jax2tf.converters.saved_model import draws
 from jax2tf.converters.saved_model.adapted import Adapted
-from jax2tf.devices import Readiness, readiness
+from jax2tf.converters.saved_model.domain import Domain
+from jax2tf.devices import Readiness, readiness, reading, running
 from jax2tf.tools.cli._inspection import table
 
 # What stands in the summary, in this order.
@@ -70,9 +76,72 @@ def of_saved_model(directory: str | Path, device: str) -> dict[str, Readiness]:
     return {name: readiness(signatures[name], device=device) for name in sorted(signatures)}
 
 
-def as_json(found: Readiness) -> dict[str, Any]:
-  """The readiness as JSON values."""
+@dataclasses.dataclass(frozen=True)
+class Times:
+  """How long a function takes: on the device, and in JAX where JAX has it run."""
+
+  run: running.Run
+  jax_milliseconds: float
+  jax_backend: str
+
+
+def times(
+  subject: Subject,
+  model: Adapted,
+  inputs: Mapping[str, np.ndarray],
+  with_gradient: bool,
+  device: str,
+) -> Times:
+  """The times of a call with these inputs, on a device of TensorFlow such as GPU:0, and in JAX,
+  always without the gradient there.
+
+  Raises:
+    ValueError: TensorFlow has no such device.
+  """
+  trees = [model.params] if model.state is None else [model.params, model.state]
+  arguments = [*trees, *inputs.values()]
+  leaves = [np.asarray(x) for x in jax.tree.leaves(arguments)]
+  concrete = reading.concrete_function(subject.function, subject.specs, with_gradient)
+  with stages.stage(f"run on {device}"):
+    on_device = running.run(concrete, leaves, device)
+  compiled, milliseconds = jax.jit(model.fun), []
+  for _ in range(11):  # the first one compiles
+    start = time.perf_counter()
+    jax.block_until_ready(compiled(*arguments))
+    milliseconds.append(1e3 * (time.perf_counter() - start))
+  return Times(on_device, statistics.median(milliseconds[1:]), jax.default_backend())
+
+
+def drawn(
+  inputs: Mapping[str, str], constraints: Sequence[str], sizes: Mapping[str, Sequence[int]]
+) -> dict[str, np.ndarray]:
+  """Ordinary inputs, at the sizes that are given.
+
+  Raises:
+    ValueError: sizes break a constraint.
+  """
+  domain = Domain(SignatureRecord(dict(inputs), {}), constraints)
+  shapes = domain.shapes(domain.few(sizes, {})[0])
+  rng = np.random.default_rng(0)
   return {
+    name: draws.draw(rng, shape, np.dtype(domain.avals[name].dtype), "ordinary", 0, False)
+    for name, shape in shapes.items()
+  }
+
+
+def as_json(found: Readiness, taken: Times | None = None) -> dict[str, Any]:
+  """The readiness as JSON values, with the times if it ran."""
+  measured = {}
+  if taken is not None:
+    measured["run"] = {
+      "on": taken.run.device,
+      "milliseconds": taken.run.milliseconds,
+      "ops": taken.run.devices(),
+      "copies": taken.run.copies,
+      "jax": {"backend": taken.jax_backend, "milliseconds": taken.jax_milliseconds},
+      "milliseconds_of": {f.name: taken.run.of(f.name)[1] for f in found.findings},
+    }
+  return measured | {
     "device": found.device,
     "registry": found.registry,
     "tensorflow": tf.__version__,
@@ -82,12 +151,13 @@ def as_json(found: Readiness) -> dict[str, Any]:
   }
 
 
-def text(found: Readiness) -> str:
-  """The readiness for a terminal."""
+def text(found: Readiness, taken: Times | None = None) -> str:
+  """The readiness for a terminal, with the times if it ran."""
   counts = ", ".join(f"{found.count(kind)} {words}" for kind, words in _COUNTS.items())
   head = (
     f"{found.device}: of {found.ops} ops: {counts}\n"
-    f"read from the kernels of {found.registry} in TensorFlow {tf.__version__}; nothing ran there"
+    f"read from the kernels of {found.registry} in TensorFlow {tf.__version__}; "
+    + (_took(taken) if taken else "nothing ran there")
   )
   rows = [
     (
@@ -96,6 +166,7 @@ def text(found: Readiness) -> str:
       str(finding.count),
       "yes" if finding.loops else "",
       finding.where or finding.name,
+      *([f"{taken.run.of(finding.name)[1]:.3f}"] if taken else []),
     )
     for finding in found.findings
     if finding.kind not in _QUIET
@@ -105,8 +176,22 @@ def text(found: Readiness) -> str:
   advice = dict.fromkeys(
     f"{finding.kind}: {finding.advice}" for finding in found.findings if finding.kind not in _QUIET
   )
-  listed = table(("", "op", "count", "in a loop", "at"), rows)
+  listed = table(("", "op", "count", "in a loop", "at", *(["ms"] if taken else [])), rows)
   return "\n\n".join([head, listed, "\n".join(advice)])
+
+
+def _took(taken: Times) -> str:
+  """Where it ran, and how long it took."""
+  run = taken.run
+  ops = ", ".join(f"{count} ops on {device}" for device, count in run.devices().items())
+  copies = ", ".join(
+    f"{count} copies {kind} of {ms:.3f} ms" for kind, (count, ms) in run.copies.items()
+  )
+  return (
+    f"a call on {run.device} took {run.milliseconds:.3f} ms: {ops}"
+    + (f", {copies}" if copies else "")
+    + f"; jax.jit on {taken.jax_backend} {taken.jax_milliseconds:.3f} ms"
+  )
 
 
 def verdict(found: Readiness) -> str:

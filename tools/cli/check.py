@@ -23,6 +23,7 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, 
   type=click.Choice(["gpu", "tpu"]),
   help="List which ops do not stay on a device, by TensorFlow's kernels; it need not be here.",
 )
+@click.option("--run", is_flag=True, help="With --device gpu: run it there too, and show times.")
 @click.option("--with_gradient", is_flag=True, help="With --device: of the gradient, too.")
 @takes_sizes
 def check(
@@ -31,6 +32,7 @@ def check(
   targets: str | None,
   quick: bool,
   device: str | None,
+  run: bool,
   with_gradient: bool,
   sizes: Sequence[str],
 ) -> Answer:
@@ -43,6 +45,8 @@ def check(
   """
   from jax2tf.tools.cli import _gaps, _loading  # noqa: PLC0415
 
+  if (run or with_gradient) and device is None:
+    raise click.UsageError("--run and --with_gradient go with --device")
   specs = _loading.inputs(inputs, named.polymorphic_constraints)
   model = _loading.model(named, lambda: specs)
   if device is not None:
@@ -52,8 +56,12 @@ def check(
 
     subject = _devices.subject(model, specs, named.polymorphic_constraints)
     found = _devices.of_function(subject, device, with_gradient)
-    answer = {"verdict": _devices.verdict(found), "device": _devices.as_json(found)}
-    return answer, _devices.text(found), int(not found.is_ready)
+    taken = None
+    if run:
+      drawn = _devices.drawn(specs, named.polymorphic_constraints, _loading.sizes(sizes))
+      taken = _devices.times(subject, model, drawn, with_gradient, f"{device.upper()}:0")
+    answer = {"verdict": _devices.verdict(found), "device": _devices.as_json(found, taken)}
+    return answer, _devices.text(found, taken), int(not found.is_ready)
   gaps_of_targets = _gaps.gaps(
     model,
     specs,

@@ -1,5 +1,5 @@
-"""Measures rows of docs/reports/speed.md, models.md and targets.md and writes the pages; needs a
-checkout.
+"""Measures rows of docs/reports/speed.md, models.md, targets.md and devices.md and writes the
+pages; needs a checkout.
 
 Usage: python -m jax2tf.tools.lab.matrix [PAGE [SECTION ...]] [--rows=regular expression] [--again].
 It goes on where the last run stopped. RUNTIMES_PYTHON=python3.10,python3.12 names interpreters for
@@ -24,7 +24,12 @@ from jax2tf.tools.lab import pages, reports
 VERSIONS = f"JAX {jax.__version__}, TensorFlow {tf.__version__}"
 # The sections of each page are modules of a package, each with `rows()`, the names of its rows, and
 # `measured(names)`, which yields (name, numbers) for each.
-_PACKAGES = {"speed": "speed_rows", "models": "model_rows", "targets": "target_rows"}
+_PACKAGES = {
+  "speed": "speed_rows",
+  "models": "model_rows",
+  "targets": "target_rows",
+  "devices": "device_rows",
+}
 
 
 @click.command
