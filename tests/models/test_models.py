@@ -1,14 +1,15 @@
 """Every model of the zoo: saved, loaded, and equal to jax.jit at two sizes of each of its
-dimensions."""
+dimensions; and with fused idioms, as the exporters take them by default."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -20,6 +21,8 @@ from tests.support.case import xla_ops
 
 # Models of one network that was trained elsewhere are as large as they are.
 LARGEST, LARGE = 2_000_000, {"minilm"}
+# (entry, function, parameters)
+Built = tuple[models.Entry, Callable[..., Any], Any]
 
 
 def test_every_module_is_listed() -> None:
@@ -58,12 +61,17 @@ def test_an_entry_says_why_it_needs_a_tolerance() -> None:
     )
 
 
+@pytest.fixture(scope="module", params=models.NAMES)
+def built(request: pytest.FixtureRequest) -> Built:
+  """Each model once: to make its parameters takes a third of the time of a test."""
+  entry = models.load(request.param)
+  return entry, *entry.build()
+
+
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", models.NAMES)
-def test_saved_model(name: str, tmp_path: Path) -> None:
-  entry = models.load(name)
-  fun, params = entry.build()
-  assert sum(x.nbytes for x in jax.tree.leaves(params)) < LARGEST or name in LARGE
+def test_saved_model(built: Built, tmp_path: Path) -> None:
+  entry, fun, params = built
+  assert sum(x.nbytes for x in jax.tree.leaves(params)) < LARGEST or entry.name in LARGE
   directory = saved_model.save(
     fun,
     params,
@@ -98,3 +106,28 @@ def test_saved_model(name: str, tmp_path: Path) -> None:
   run_at = {variable: {row.sizes[variable] for row in report.rows} for variable in entry.sizes}
   assert run_at == {variable: set(sizes) for variable, sizes in entry.sizes.items()}
   assert all(len(sizes) == 2 for sizes in run_at.values())
+
+
+@pytest.mark.sampled
+def test_fused_idioms(built: Built) -> None:
+  entry, fun, params = built
+  model = saved_model.Model(params, polymorphic_constraints=entry.constraints, idioms="fused")
+  model.add(fun, inputs=entry.inputs, outputs=entry.outputs)
+  # Fused ops round otherwise, by at most 2e-6 for one op (tests/idioms/test_fused.py); a model has
+  # tens of them in a row.
+  tolerances = {"rtol": entry.rtol or 1e-4, "atol": entry.atol or 1e-5}
+  runs = Source.of(model).runs(
+    plan.Comparison(sizes=entry.sizes, samples=1, examples=entry.examples)
+  )
+  assert {run.values for run in runs} == {"given"}
+  for run in runs:
+    found = model.signatures["serving_default"](
+      **{key: tf.constant(x) for key, x in run.inputs.items()}
+    )
+    expected = run.subject.named(
+      run.subject.reference(*(run.inputs[key] for key in run.subject.order)), run.inputs
+    )
+    for output, e in expected.items():
+      np.testing.assert_allclose(
+        np.asarray(found[output], np.float64), np.asarray(e, np.float64), **tolerances
+      )

@@ -54,12 +54,18 @@ def specs(tree, poly):
   return jax.tree.map(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), tree)
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", MODELS)
-def test_forward(name):
-  model = MODELS[name]
+@pytest.fixture(scope="module")
+def built(request):
+  """(model, function, parameters), made once for all tests of a model."""
+  model = MODELS[request.param]
   fun, params = model.build()
-  params = as_arrays(params)
+  return model, fun, as_arrays(params)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("built", MODELS, indirect=True)
+def test_forward(built):
+  model, fun, params = built
   variables = jax.tree.map(tf.Variable, params)
   converted = jax2tf.convert(fun, polymorphic_shapes=[None, model.spec])
   concrete = tf.function(lambda x: converted(variables, x), autograph=False).get_concrete_function(
@@ -74,11 +80,11 @@ def test_forward(name):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.differentiable])
-def test_gradient(name):
-  model = MODELS[name]
-  fun, params = model.build()
-  params = as_arrays(params)
+@pytest.mark.parametrize(
+  "built", [name for name, model in MODELS.items() if model.differentiable], indirect=True
+)
+def test_gradient(built):
+  model, fun, params = built
   variables = jax.tree.map(tf.Variable, params)
   flat = jax.tree.leaves(variables)
   loss = loss_of(fun)
@@ -112,22 +118,21 @@ def test_gradient(name):
       np.testing.assert_allclose(ours, theirs, rtol=10 * model.rtol, atol=10 * model.rtol * largest)
 
 
-def op_counts(model: Any) -> dict[str, int]:
+def op_counts(model: Any, fun: Any, params: Any) -> dict[str, int]:
   """The number of ops of each type in the inference graph of a model, its functions included."""
-  fun, params = model.build()
-  variables = jax.tree.map(tf.Variable, as_arrays(params))
+  variables = jax.tree.map(tf.Variable, params)
   converted = jax2tf.convert(fun, polymorphic_shapes=[None, model.spec], with_gradient=False)
   function = tf.function(lambda x: converted(variables, x), autograph=False)
   graph = function.get_concrete_function(specs(model.inputs(1), model.spec)).graph
   return dict(sorted(collections.Counter(op_types(graph)).items()))
 
 
-@pytest.mark.parametrize("name", GOLDEN_MODELS)
-def test_op_counts_are_golden(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("built", GOLDEN_MODELS, indirect=True)
+def test_op_counts_are_golden(built: Any, request: pytest.FixtureRequest) -> None:
   """A change of the graph is a decision: `make golden` writes the counts anew, and the diff is
   reviewed."""
   golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-  counts = op_counts(MODELS[name])
+  name, counts = built[0].name, op_counts(*built)
   if request.config.getoption("--update-golden"):
     known = golden | {name: counts}
     ordered = {model: known[model] for model in GOLDEN_MODELS if model in known}
