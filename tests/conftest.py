@@ -67,6 +67,10 @@ LONG = {
   "tests/converters/test_linear_algebra.py::test_linear_systems[tfjs-20]": "other rows have loops",
   "tests/converters/test_linear_algebra.py::test_qr_least": "rows of ops have its parts",
   "tests/converters/test_on_disk.py::test_a_model_above_two_gigabytes": "its size",
+  "tests/converters/test_onnx_opsets.py::test_a_newer_number_has_the_answers_of_the_oldest": (
+    "other tests have each kind of node"
+  ),
+  "tests/converters/test_same_bytes.py": "nine exports, a third of them in another process",
   "tests/models/test_minilm.py::test_values_over_a_hundred_sizes": "other tests have some sizes",
   "tests/documents/test_browser.py::test_the_page_computes_jaxs_embeddings[webgl]": (
     "other pages have WebGL"
