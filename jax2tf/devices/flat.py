@@ -134,6 +134,11 @@ class _Inliner:
     if op.type in _CASES:
       branches = [branch.name for branch in op.get_attr("branches")]
       return self._branches(op, branches, operands, loops, inside)
+    if op.type in _CALLS and _is_compiled(op) and not self._kernels.is_xla:
+      # XLA compiles the whole call for the device
+      sources, results = ([x.dtype for x in side] for side in (op.inputs, op.outputs))
+      node = self.add(op.type, operands, results, loops, op, calls, sources)
+      return [(node, i) for i in range(len(results))]
     called = op.get_attr("f").name if op.type in _CALLS else op.type
     body = functions.function_named(op.graph, called)
     if body is not None:
@@ -210,6 +215,14 @@ class _Inliner:
   ) -> None:
     node = self.add(PREDICATE, [value], [], loops, op, calls, [tf.bool])
     node.memory = Memory((True,), ())
+
+
+def _is_compiled(op: tf.Operation) -> bool:
+  """Whether an op calls a function with jit_compile=True."""
+  try:
+    return bool(op.get_attr("_XlaMustCompile"))
+  except ValueError:
+    return False
 
 
 def _needed(

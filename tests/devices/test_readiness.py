@@ -191,6 +191,11 @@ def test_trees_of_jax():
   assert readiness(converted, Pair(F32, F32), gradient=True).is_ready
 
 
+def test_what_xla_compiles_stays_on_the_device():
+  compiled = tf.function(first_bits.python_function, jit_compile=True)
+  assert readiness(lambda x: compiled(x), U32).findings == ()
+
+
 def test_variables_stay_on_the_device():
   variable = tf.Variable(tf.ones([4]))
   assert readiness(tf.function(lambda x: x * variable), F32).findings == ()
