@@ -94,10 +94,10 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
     )
   weights = _Weights(taken)
   table = dict(fused.TABLE if idioms != "exact" else TABLE)
-  table = table | Sorting(table).table()
   if not with_weights:
     table["ReadVariableOp"] = weights.read
   with opsets.writing(opset):
+    table = table | Sorting(table).table()
     concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
     newer = handlers.of_newer_opsets()
   definition = concrete.graph.as_graph_def()

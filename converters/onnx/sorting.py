@@ -1,4 +1,5 @@
-"""top_k and sort of floats by ONNX's TopK of the floats themselves.
+"""top_k and sort of floats by ONNX's TopK of the floats themselves, and their total order by its
+comparisons.
 
 The lowering sorts integers that are made of the bits of the floats, because neither TensorFlow nor
 ONNX Runtime orders NaN and the zeros as JAX does. Without BitCast these bits take 40 times as long
@@ -20,7 +21,7 @@ import tensorflow as tf
 
 from ..export import replay
 from ..export.replay import Replacement
-from . import bits
+from . import bits, opsets
 
 # The name of a TopK whose results nothing reads if the operand has a NaN.
 UNLESS_NAN = "unless_nan"
@@ -37,8 +38,8 @@ class _Sorted:
 
 
 class Sorting:
-  """Replacements for one export. They recognise the ops by which `jax2tf.lowering.sort` lowers
-  top_k, sort and argsort of f32[..., n] and f64[..., n]."""
+  """Replacements for one export. They recognise the ops by which `jax2tf.lowering` lowers top_k,
+  sort and argsort of f32[..., n] and f64[..., n] (`sort`), lt_to and le_to (`elementwise`)."""
 
   def __init__(self, table: Mapping[str, Replacement]):
     self._table = table
@@ -48,7 +49,15 @@ class Sorting:
 
   def table(self) -> dict[str, Replacement]:
     """{type of op: replacement}."""
-    return {"Bitcast": self._bitcast, "TopKV2": self._top, "GatherV2": self._gather}
+    replacements: dict[str, Replacement] = {
+      "Bitcast": self._bitcast,
+      "TopKV2": self._top,
+      "GatherV2": self._gather,
+    }
+    # with it the bits cost less than this comparison, and the sign of a NaN counts
+    if not opsets.has("BitCast"):
+      replacements |= {"Less": self._less, "LessEqual": self._less_equal}
+    return replacements
 
   def _bitcast(self, op: Any, x: tf.Tensor) -> Sequence[tf.Tensor]:
     if _BITS.get(x.dtype) == op.outputs[0].dtype:
@@ -72,6 +81,19 @@ class Sorting:
       return [_along_last(keys, positions), positions]
     return self._table["TopKV2"](op, keys, k)
 
+  def _less(self, op: Any, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
+    floats = self._ordered(op)
+    return [_precedes(*floats)] if floats else replay.again(op, (x, y))
+
+  def _less_equal(self, op: Any, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
+    floats = self._ordered(op)
+    return [~_precedes(*reversed(floats))] if floats else replay.again(op, (x, y))
+
+  def _ordered(self, op: Any) -> list[tf.Tensor]:
+    """The two floats whose order the op compares; none if it compares something else."""
+    known = [self._floats.get(_source_of_top(key)) for key in op.inputs]
+    return [x for _, x in filter(None, known)] if all(known) else []
+
   def _gather(self, op: Any, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) -> Any:
     """Nothing to gather along the last axis of the sorted operand, nor of 0, 1, 2 ..."""
     operand, positions, _ = op.inputs
@@ -82,6 +104,13 @@ class Sorting:
       if _counts(operand):
         return [tf.cast(indices, x.dtype)]
     return replay.again(op, (x, indices, axis))
+
+
+def _precedes(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x, y f32[...] -> bool[...], whether x comes before y: -inf < -0.0 < 0.0 < inf < NaN."""
+  is_last = tf.not_equal(y, y) & tf.equal(x, x)
+  is_of_zeros = tf.equal(x, y) & (tf.math.reciprocal(x) < tf.math.reciprocal(y))
+  return (x < y) | is_last | is_of_zeros
 
 
 def _top_k(x: tf.Tensor, k: tf.Tensor) -> list[tf.Tensor]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import primitives as P
 
 from jax2tf.converters import onnx
 from tests.support.onnx_files import nodes, opened
@@ -77,6 +78,23 @@ def test_the_order_is_that_of_jax(
       expected = jax.tree.leaves(jax.jit(fun)(x))
       for found, y in zip(session.run(None, {"x": x}), expected, strict=True):
         np.testing.assert_array_equal(bits(found), bits(np.asarray(y)))
+
+
+@pytest.mark.parametrize("opset", [18, 26])
+def test_searches_compare_as_jax(tmp_path: Path, opset: int) -> None:
+  """By the total order, where -0.0 comes before 0.0."""
+
+  def fun(x: jax.Array) -> Any:
+    left = jnp.broadcast_to(x[:, None], (x.size, x.size))
+    searched = [jnp.searchsorted(jnp.sort(x), x, side=side) for side in ("left", "right")]
+    return *searched, P.lt_to_p.bind(left, left.T), P.le_to_p.bind(left, left.T)
+
+  session = saved(tmp_path / "m.onnx", fun, f"f32[{N}]", opset)
+  hard = HARD if opset == 26 else without_signs_of_nan(HARD)
+  for x in (RNG.standard_normal(N).astype("f"), hard[[0, 2, 3, 4, 5, 8, 9, 10, 11, 8, 4, 5]]):
+    for found, y in zip(session.run(None, {"x": x}), jax.jit(fun)(x), strict=True):
+      np.testing.assert_array_equal(found, y)
+  assert not {"Log", "BitShift"} & {*nodes(tmp_path / "m.onnx")}  # by which bits are computed
 
 
 def test_the_axis_and_the_rank_are_any(tmp_path: Path) -> None:

@@ -55,6 +55,6 @@ def _bessel(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   near = series(near_terms, small / like(_SPLIT / 2, wide) - like(1.0, wide))
   far = series(far_terms, like(2 * _SPLIT, wide) / large - like(1.0, wide)) / tf.sqrt(large)
   if order:
-    near, far = near * wide, tf.where(wide < 0, -far, far)
+    near, far = near * wide, far * tf.sign(wide)
   result = tf.where(size <= split, near, far)
   return [tf.cast(result, x.dtype)]
