@@ -94,7 +94,8 @@ def convert(
       TensorFlow release ("2.16"); by default that of the installed TensorFlow.
     platforms: where the graph will run, if not on this machine: a subset of cpu, cuda, rocm, tpu.
       It selects the branch of `lax.platform_dependent`, and the dtype of products: for cuda and
-      rocm alone, bf16 and f16 stay so. Devices that the function names need not exist here.
+      rocm alone, bf16 and f16 stay so. Devices that the function names need not exist here. For
+      cuda and rocm the ops are those that have kernels on GPUs and keep integers there.
     device_map: JAX device -> TensorFlow device, for the devices that `jax.device_put`,
       `jax.default_device` and `compute_on` name. A key is a jax.Device, "gpu:1", a whole platform
       "gpu", or "host"; None leaves the placement to TensorFlow. By default "gpu:1" is

@@ -109,7 +109,7 @@ class Conversion:
     if _tf_compat.current_graph() is None:
       return self._eagerly(operands)
     dimensions, assertions = interpreter.dimension_values(
-      lambda lower: self._dimensions.values(operands, lower)
+      lambda lower: self._dimensions.values(operands, lower), self._destination
     )
     # All ops of the function depend on these assertions.
     with tf.control_dependencies(assertions):
@@ -193,7 +193,7 @@ class Conversion:
     def function(*args: tf.Tensor) -> list[tf.Tensor]:
       sizes, operands = args[:n_sizes], args[n_sizes:]
       dimensions, _ = interpreter.dimension_values(
-        lambda lower: self._dimensions.values_of(sizes, lower)
+        lambda lower: self._dimensions.values_of(sizes, lower), self._destination
       )
       return self._run(dimensions)(program, *operands)
 

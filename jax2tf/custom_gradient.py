@@ -239,9 +239,17 @@ def _stop_gradients(run: Emitter, residuals: Sequence[tf.Tensor]) -> list[tf.Ten
   with tf.name_scope(f"{outer}/" if outer else ""):
     for residual in residuals:
       with tf.device(residual.device):
-        cut.append(tf.stop_gradient(residual, "jax2tf_r"))
+        cut.append(_without_gradient(residual, "jax2tf_r"))
       run.alias(cut[-1], residual)
   return cut
+
+
+def _without_gradient(residual: tf.Tensor, name: str) -> tf.Tensor:
+  if residual.dtype != tf.int32:
+    return tf.stop_gradient(residual, name)
+  # TF 2.21: on GPUs StopGradient takes an int32 to host memory, IdentityN does not.
+  (same,) = tf.identity_n([residual], name)
+  return same
 
 
 def _conjugate(x: tf.Tensor) -> tf.Tensor:

@@ -88,14 +88,9 @@ class Dimensions:
       return DimensionValues({}, lower)
     jaxpr, variables = _formula(self, tuple(s if isinstance(s, int) else None for s in sizes))
     unknown = [s for s in sizes if not isinstance(s, int)]
-    results = iter(
-      lower(jaxpr, *(_cast(s, aval.dtype) for s, aval in zip(unknown, jaxpr.in_avals, strict=True)))
-    )
+    results = iter(lower(jaxpr, *unknown))
     return DimensionValues(
-      {
-        v: _cast(next(results), np.int32) if size is None else size for v, size in variables.items()
-      },
-      lower,
+      {v: _narrow(next(results)) if size is None else size for v, size in variables.items()}, lower
     )
 
   def _known(self, shapes: Sequence[Any]) -> tuple[int | None, ...]:
@@ -184,7 +179,7 @@ class DimensionValues:
       return None
     if dim not in self._wrapping:
       rounded = self._evaluate(dim, np.float32)
-      with self._outermost():
+      with self._outermost(), tf.device(rounded.device):
         # What wraps is off by 2**32. The rounding of products that fit is far below 2**20.
         self._wrapping[dim] = value, tf.abs(tf.cast(value, tf.float32) - rounded) < 2.0**20, rounded
     return self._wrapping[dim]
@@ -241,7 +236,7 @@ class DimensionValues:
     if isinstance(size, int):
       return size
     with self._outermost():
-      return tf.cast(size, tf.int32)
+      return _narrow(size)
 
   def _evaluate(self, dim: Any, dtype: Any = np.int32) -> Size:
     names = sorted(shape_poly.dimension_variables(dim))
@@ -252,13 +247,7 @@ class DimensionValues:
       return self.variables[str(dim)]
     jaxpr = _dimension_jaxpr(dim, tuple(names), dtype)
     with self._outermost():
-      return self._lower(
-        jaxpr,
-        *(
-          _cast(tf.convert_to_tensor(size), a.dtype)
-          for size, a in zip(sizes, jaxpr.in_avals, strict=True)
-        ),
-      )[0]
+      return self._lower(jaxpr, *map(tf.convert_to_tensor, sizes))[0]
 
   def _outermost(self) -> contextlib.AbstractContextManager[Any]:
     return (
@@ -343,8 +332,10 @@ def _widened(jaxpr: ClosedJaxpr, dtype: Any) -> ClosedJaxpr:
     return jax.make_jaxpr(evaluate)(*jaxpr.in_avals)
 
 
-def _cast(size: tf.Tensor, dtype: Any) -> tf.Tensor:
-  return size if size.dtype == dtype else tf.cast(size, dtype)
+def _narrow(size: tf.Tensor) -> tf.Tensor:
+  """The size in 32 bits, where it is."""
+  with tf.device(size.device):
+    return tf.cast(size, tf.int32)
 
 
 def _has_product(dim: Any) -> bool:

@@ -29,6 +29,8 @@ _INT4, _UINT4 = map(tf.as_dtype, ("int4", "uint4"))
 FLOAT8 = tuple(map(tf.as_dtype, ("float8_e4m3fn", "float8_e5m2")))
 NARROW = (_INT4, _UINT4, *FLOAT8)
 HALF = (tf.float16, tf.bfloat16)
+# TF 2.21: on GPUs most ops take and leave these in host memory.
+ON_HOST_OF_GPU = (tf.int32,)
 UNSIGNED = (tf.uint8, tf.uint16, tf.uint32, tf.uint64)
 # dtype -> one that holds all its values (and the products of two of them, for integers under 32
 # bits). TensorFlow casts between the two.

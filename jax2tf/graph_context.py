@@ -157,6 +157,8 @@ def asserted(
   is the message. Without XLA, Grappler removes the op, because its result is unused.
   """
   name = re.sub(r"[^\w.]+", "_", message).strip("_")
-  with tf.control_dependencies([tf.debugging.Assert(condition, data, summarize=summarize)]):
-    step = tf.cast(condition, tf.int32)
-    return tf.range(step, step, step, name=name).op  # a range has no steps of 0
+  with tf.device(condition.device):
+    check = tf.debugging.Assert(condition, data, summarize=summarize)
+    with tf.control_dependencies([check]):
+      step = tf.cast(condition, tf.int32)
+      return tf.range(step, step, step, name=name).op  # a range has no steps of 0

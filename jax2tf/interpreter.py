@@ -20,6 +20,7 @@ from jax2tf.dtypes import physical
 from jax2tf.graph_context import GraphContext
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, function_of, inner_jaxprs
 from jax2tf.lines import UNKNOWN, definition, user_line
+from jax2tf.placement.devices import ON_HOST, Destination
 from jax2tf.placement.shardings import explicit_sharding
 from jax2tf.program import Places, Program, gap, program_of
 from jax2tf.registry import PLACEMENT_PARAMS, rule_for
@@ -232,12 +233,23 @@ def _sharded(ctx: RuleContext, eqn: Eqn, results: Sequence[tf.Tensor]) -> Sequen
 
 
 def dimension_values(
-  of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues],
+  of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues], destination: Destination
 ) -> tuple[DimensionValues, list[tf.Operation]]:
   """The dimension variables that `of` makes, given a function that lowers jaxprs without symbolic
-  shapes; and their assertions."""
-  emitter = GraphEmitter(GraphContext(DimensionValues({}, _no_dimensions)))
-  return of(functools.partial(emitter.lower, UNKNOWN)), emitter.graph.assertions
+  shapes; and their assertions.
+
+  Sizes stay in host memory, where TensorFlow's ops need them.
+  """
+  emitter = GraphEmitter(GraphContext(DimensionValues({}, _no_dimensions), ON_HOST))
+
+  def lower(jaxpr: ClosedJaxpr, *sizes: tf.Tensor) -> list[tf.Tensor]:
+    with destination.sizes():
+      operands = (
+        tf.cast(size, aval.dtype) for size, aval in zip(sizes, jaxpr.in_avals, strict=True)
+      )
+      return emitter.lower(UNKNOWN, jaxpr, *operands)
+
+  return of(lower), emitter.graph.assertions
 
 
 def _no_dimensions(*_: Any) -> list[tf.Tensor]:

@@ -51,6 +51,7 @@ _RULES: dict[Primitive, _Entry] = {}
 def lowers(
   *primitives: Primitive | None,
   lacks: Collection[Any] = (),
+  lacks_on_gpu: Collection[Any] = (),
   on_keys: bool = False,
   inner: _Inner | None = None,
   replace: bool = False,
@@ -67,6 +68,9 @@ def lowers(
     lacks: the dtypes for which the rule's TensorFlow ops have no kernels, such as `("int4",
       tf.bfloat16)`. Operands of these are cast to a wider dtype, and results back, so they are
       rounded once; the context has the wider avals.
+    lacks_on_gpu: the dtypes for which the ops have no kernels on GPUs, or compute in host memory,
+      as most do for int32. Where the graph may run on a GPU, equations of arrays of these are
+      treated as those of `lacks`.
     on_keys: whether the rule takes typed PRNG keys as their physical data, key<fry>[n] as u32[n,2].
       For all other rules the interpreter adds a vmap over the physical axis.
     inner: gives the jaxprs that the rule lowers, from the params of an equation. Before anything is
@@ -81,7 +85,7 @@ def lowers(
   Raises:
     TypeError: an argument is not a primitive.
     ValueError: a primitive already has a rule, and `replace` is not set; or no wider dtype is known
-      for one of `lacks`.
+      for one of `lacks` or `lacks_on_gpu`.
 
   Examples:
     >>> import jax2tf
@@ -100,7 +104,8 @@ def lowers(
       raise TypeError(f"lowers takes primitives (jax.extend.core.Primitive), not {primitive!r}")
 
   lacks = [tf.as_dtype(dtype) for dtype in lacks]
-  if unknown := [dtype.name for dtype in lacks if dtype not in WIDER]:
+  lacks_on_gpu = [tf.as_dtype(dtype) for dtype in lacks_on_gpu]
+  if unknown := [dtype.name for dtype in (*lacks, *lacks_on_gpu) if dtype not in WIDER]:
     raise ValueError(f"no wider dtype is known for {', '.join(unknown)}: the rule must cast itself")
 
   def register(rule: Rule) -> Rule:
@@ -112,7 +117,8 @@ def lowers(
           f"{getattr(known, '__module__', '')} {known}; replace=True puts this one in its place"
         )
     for primitive in present:
-      _RULES[primitive] = _Entry(in_wider_dtypes(rule, primitive, lacks), on_keys, inner)
+      wide_rule = in_wider_dtypes(rule, primitive, lacks, lacks_on_gpu)
+      _RULES[primitive] = _Entry(wide_rule, on_keys, inner)
     return rule
 
   return register
@@ -130,11 +136,15 @@ def stays_in_tensorflow(table: Mapping[Primitive, Callable[..., Sequence[tf.Vari
 
 
 def lower_directly(
-  table: Mapping[Primitive | None, Callable[..., Any]], lacks: Collection[tf.DType] = ()
+  table: Mapping[Primitive | None, Callable[..., Any]],
+  lacks: Collection[tf.DType] = (),
+  lacks_on_gpu: Collection[tf.DType] = (),
 ) -> None:
   """Registers primitives that are one TensorFlow op on the same operands, without params."""
   for primitive, op in table.items():
-    lowers(primitive, lacks=lacks)(lambda ctx, *operands, op=op: op(*operands))
+    lowers(primitive, lacks=lacks, lacks_on_gpu=lacks_on_gpu)(
+      lambda ctx, *operands, op=op: op(*operands)
+    )
 
 
 def rule_for(primitive: Primitive) -> Rule | None:

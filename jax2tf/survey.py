@@ -18,6 +18,7 @@ from jax2tf.dtypes import physical
 from jax2tf.graph_context import GraphContext
 from jax2tf.interpreter import GraphEmitter
 from jax2tf.jaxprs import Eqn, function_of
+from jax2tf.placement.devices import HERE
 from jax2tf.trace import Traceable
 
 
@@ -76,7 +77,7 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
 
   def lower(*operands: tf.Tensor) -> list[tf.Tensor]:
     dimensions, _ = interpreter.dimension_values(
-      lambda lower: traced.dimensions.values(operands, lower)
+      lambda lower: traced.dimensions.values(operands, lower), HERE
     )
     with origins() as origins_of_ops:
       emitter = GraphEmitter(GraphContext(dimensions))

@@ -1,8 +1,8 @@
 """Computes in wider dtypes what TensorFlow has no kernels for.
 
 TF 2.21: few ops have a CPU kernel for float8, hardly one has one for int4, and special functions
-lack those for halves. A rule names the dtypes that its ops lack, and sees wider ones in their
-place.
+lack those for halves. On GPUs most ops compute int32 in host memory, so that arrays would be copied
+there and back. A rule names the dtypes that its ops lack, and sees wider ones in their place.
 """
 
 from __future__ import annotations
@@ -26,20 +26,30 @@ _Wider = Mapping[Any, np.dtype]
 
 
 def in_wider_dtypes(
-  rule: Callable[..., Any], primitive: Primitive, lacks: Collection[tf.DType]
+  rule: Callable[..., Any],
+  primitive: Primitive,
+  lacks: Collection[tf.DType],
+  lacks_on_gpu: Collection[tf.DType] = (),
 ) -> Callable[..., Any]:
-  """The rule of a primitive, which sees none of the dtypes `lacks`.
+  """The rule of a primitive, which sees none of the dtypes `lacks`, and no arrays of the dtypes
+  `lacks_on_gpu` where the graph may run on a GPU.
 
   Its operands and the avals of its context have the next wider dtype that it does not lack; so have
   the operands and results of the jaxprs of loops and branches. What it returns is cast back.
   """
-  if not lacks:
+  if not (lacks or lacks_on_gpu):
     return rule
-  wider = {_in_jax(dtype): _in_jax(_next_wider(dtype, lacks)) for dtype in lacks}
+  wider_on_cpu, wider_on_gpu = _table(lacks), _table({*lacks, *lacks_on_gpu})
 
   @functools.wraps(rule)
   def wide_rule(ctx: Any, *operands: tf.Tensor, **params: Any) -> Any:
-    if not any(_dtype(aval) in wider for aval in (*ctx.avals_in, *ctx.avals_out)):
+    avals = [aval for aval in (*ctx.avals_in, *ctx.avals_out) if _dtype(aval) in wider_on_gpu]
+    if not avals:
+      return rule(ctx, *operands, **params)
+    # Scalars are counters and sizes, which TensorFlow needs in host memory.
+    on_gpu = lacks_on_gpu and any(aval.shape for aval in avals) and ctx.destination.on_gpu
+    wider = wider_on_gpu if on_gpu else wider_on_cpu
+    if not any(_dtype(aval) in wider for aval in avals):
       return rule(ctx, *operands, **params)
     avals_in = [_wide(aval, wider) for aval in ctx.avals_in]
     avals_out = [_wide(aval, wider) for aval in ctx.avals_out]
@@ -53,6 +63,10 @@ def in_wider_dtypes(
     return result
 
   return wide_rule
+
+
+def _table(lacks: Collection[tf.DType]) -> _Wider:
+  return {_in_jax(dtype): _in_jax(_next_wider(dtype, lacks)) for dtype in lacks}
 
 
 def _next_wider(dtype: tf.DType, lacks: Collection[tf.DType]) -> tf.DType:

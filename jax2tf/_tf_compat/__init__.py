@@ -225,7 +225,7 @@ def without_derivatives(
   """The results of `results()` for `operands`. Their derivatives raise a LookupError, in a loaded
   model too."""
   with _record.stop_recording():
-    tensors = [tf.raw_ops.PreventGradient(input=y, message=reason) for y in results()]
+    tensors = [_prevented(y, reason) for y in results()]
     if current_graph():
       _note_effects(tensors, has_effects)
 
@@ -235,6 +235,12 @@ def without_derivatives(
 
   _record.record_operation("Jax2tf", tensors, list(operands), refuse, refuse)
   return tensors
+
+
+def _prevented(y: tf.Tensor, reason: str) -> tf.Tensor:
+  if y.dtype == tf.int32:  # TF 2.21: no kernel on GPUs; it has no gradient anyway
+    return tf.identity_n([y])[0]
+  return tf.raw_ops.PreventGradient(input=y, message=reason)
 
 
 EFFECTS = (

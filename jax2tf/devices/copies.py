@@ -10,7 +10,7 @@ from enum import Enum
 import tensorflow as tf
 
 from jax2tf.devices.flat import PREDICATE, RESULT, Node, Value
-from jax2tf.devices.kernels import ON_HOST
+from jax2tf.devices.kernels import ON_HOST, is_pinned
 
 # TF 2.21: Grappler folds no op whose result is larger (kMaxConstantSize).
 _LARGEST_CONSTANT = 100 * 1024
@@ -127,7 +127,9 @@ class Copies:
 
   def _is_on_host(self, value: Value) -> bool:
     node, i = value
-    return node.dtypes[i] in ON_HOST if node in self._folded else node.result_on_host(i)
+    if node not in self._folded:
+      return node.result_on_host(i)
+    return node.dtypes[i] in ON_HOST or (node.op is not None and is_pinned(node.op))
 
   def _is_made_for(self, value: Value, reader: Node) -> bool:
     """Whether a tensor is where its reader wants it, whatever its kernel says: TensorFlow makes a

@@ -75,6 +75,8 @@ class Kernels:
 
   def memory(self, op: tf.Operation) -> Memory | None:
     """Where the kernel of an op has its operands and results; None if there is no kernel."""
+    if is_pinned(op):
+      return Memory((True,) * len(op.inputs), (True,) * len(op.outputs))
     kernel = self.kernel(op)
     if kernel is None:
       return None
@@ -84,6 +86,11 @@ class Kernels:
       _places(op, definition.input_arg, on_host, [x.dtype for x in op.inputs]),
       _places(op, definition.output_arg, on_host, [y.dtype for y in op.outputs]),
     )
+
+
+def is_pinned(op: tf.Operation) -> bool:
+  """Whether an op is to run on the host, whatever the device of the graph."""
+  return tf.DeviceSpec.from_string(op.device).device_type == "CPU"
 
 
 def _matches(kernel: Any, op: tf.Operation) -> bool:

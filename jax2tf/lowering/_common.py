@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
+from jax2tf.context import RuleContext
 from jax2tf.dtypes import NARROW, WIDER
 
 
@@ -91,6 +92,32 @@ def as_unsigned(x: tf.Tensor) -> tf.Tensor:
 def float_bits(x: tf.Tensor, kind: Literal["int", "uint"] = "int") -> tf.Tensor:
   """x f32[...] -> i32[...] or u32[...], the same bits."""
   return tf.bitcast(x, tf.as_dtype(f"{kind}{8 * x.dtype.size}"))
+
+
+def key_kind(ctx: RuleContext) -> Literal["int", "uint"]:
+  """The kind of integers by which floats are compared.
+
+  TF 2.21: for GPUs int32 is compared in host memory, uint32 is not. For CPUs the exporters know the
+  keys of signed integers.
+  """
+  return "uint" if ctx.destination.on_gpu else "int"
+
+
+def ordinals(x: tf.Tensor, kind: Literal["int", "uint"] = "int") -> tf.Tensor:
+  """Integers in the order of the floats `x`, NaN > inf > ... > 0.0 > -0.0 > ... > -inf > -NaN,
+  adjacent for adjacent floats. Signed ones are -1 for -0.0."""
+  bits = float_bits(x, kind)
+  if kind == "int":
+    return where(
+      bits < scalar(0, bits), tf.bitwise.bitwise_xor(bits, scalar(bits.dtype.max, bits)), bits
+    )
+  sign = sign_bit(bits)
+  return where(bits < sign, tf.bitwise.bitwise_or(bits, sign), tf.bitwise.invert(bits))
+
+
+def sign_bit(bits: tf.Tensor) -> tf.Tensor:
+  """The upper bit of unsigned integers, u32[]."""
+  return scalar(1 << (bit_width(bits.dtype) - 1), bits)
 
 
 def saturating_cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -111,6 +111,16 @@ class Windows:
     return starts if is_one(strides[0]) else starts * tf.cast(ctx.dim(strides[0]), starts.dtype)
 
 
+def on_device(ctx: RuleContext, indices: tf.Tensor) -> tf.Tensor:
+  """The indices, in int64 for int32 where the graph may run on a GPU.
+
+  TF 2.21: an op on int32 takes and leaves its values in host memory, so that each index that the
+  device computes would be copied there and back.
+  """
+  is_on_host = indices.dtype == tf.int32 and ctx.destination.on_gpu
+  return tf.cast(indices, tf.int64) if is_on_host else indices
+
+
 def wide(indices: tf.Tensor) -> tf.Tensor:
   """The indices in int32 or int64; those that int64 cannot hold become its largest value."""
   if indices.dtype in (tf.int32, tf.int64):
@@ -132,6 +142,5 @@ def clamped(indices: tf.Tensor, last: Any) -> tf.Tensor:
 
 def _multiples(ctx: RuleContext, count: Any, step: Any, dtype: tf.DType) -> tf.Tensor:
   """0, step, 2*step ... (count - 1)*step."""
-  numbers = tf.range(ctx.dim(count))
-  numbers = numbers if dtype == tf.int32 else tf.cast(numbers, dtype)
+  numbers = tf.range(ctx.dim(count), dtype=dtype)
   return numbers if is_one(step) else numbers * tf.cast(ctx.dim(step), dtype)

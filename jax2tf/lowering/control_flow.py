@@ -22,6 +22,7 @@ from jax2tf.lowering._counters import Counter
 from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._lane_loops import may_run_by_lanes, run_by_lanes, select_lanes
 from jax2tf.lowering._lanes import lane_loop
+from jax2tf.lowering._movement import across, as_before, carrier_of, converted, unstacked
 from jax2tf.registry import lowers
 from jax2tf.traits import HASHES, LOOPS
 
@@ -52,13 +53,20 @@ def _branch(
   ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any]
 ) -> Tensors:
   """As `_cond`; an index out of range takes the last branch, as in XLA."""
-  bodies = [lambda b=branch: ctx.lower(closed(b), *operands) for branch in branches]
-  if len(bodies) == 1:
-    return bodies[0]()
+  if len(branches) == 1:
+    return ctx.lower(closed(branches[0]), *operands)
+  outside = across(ctx, operands)
+
+  def run(branch: Any) -> Tensors:
+    return across(ctx, ctx.lower(closed(branch), *as_before(outside, operands)))
+
+  bodies = [functools.partial(run, branch) for branch in branches]
   if len(bodies) == 2:
-    return _if(index if index.dtype == tf.bool else tf.not_equal(index, 0), bodies[1], bodies[0])
-  in_range = tf.logical_and(index >= 0, index < len(bodies))
-  return _switch(tf.where(in_range, index, len(bodies) - 1), bodies, 0)
+    results = _if(index if index.dtype == tf.bool else tf.not_equal(index, 0), bodies[1], bodies[0])
+  else:
+    in_range = tf.logical_and(index >= 0, index < len(bodies))
+    results = _switch(tf.where(in_range, index, len(bodies) - 1), bodies, 0)
+  return [converted(y, physical(aval)[1]) for y, aval in zip(results, ctx.avals_out, strict=True)]
 
 
 def _switch(index: tf.Tensor, bodies: Sequence[Callable[[], Tensors]], first: int) -> Tensors:
@@ -136,17 +144,19 @@ def _whole_while(
   carry = operands[cond_nconsts + body_nconsts :]
   test, body = closed(cond_jaxpr), closed(body_jaxpr)
 
+  outside_cond, outside_body = across(ctx, cond_consts), across(ctx, body_consts)
+
   def predicate(*carry: tf.Tensor) -> tf.Tensor:
-    return ctx.lower(test, *cond_consts, *carry)[0]
+    return ctx.lower(test, *as_before(outside_cond, cond_consts), *carry)[0]
+
+  def after(*carry: tf.Tensor) -> Tensors:
+    return ctx.lower(body, *as_before(outside_body, body_consts), *carry)
 
   if not test.out_avals[0].shape:
-    return _loop(ctx, predicate, lambda *c: ctx.lower(body, *body_consts, *c), carry, ctx.avals_out)
+    return _loop(ctx, predicate, after, carry, ctx.avals_out)
 
   def step(active: tf.Tensor, *carry: tf.Tensor) -> Tensors:
-    return [
-      select_lanes(active, after, before)
-      for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)
-    ]
+    return [select_lanes(active, new, old) for new, old in zip(after(*carry), carry, strict=True)]
 
   if test.effects:  # as often as in JAX, which evaluates the predicate in the body too
     return _loop(
@@ -179,11 +189,13 @@ def _loop(
   if not carry:
     return []
   shapes = [tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0])) for aval in avals]
-  return list(
-    tf.while_loop(
-      predicate, lambda *c: tuple(body(*c)), tuple(carry), shape_invariants=tuple(shapes)
-    )
+  results = tf.while_loop(
+    lambda *c: predicate(*as_before(c, carry)),
+    lambda *c: tuple(across(ctx, body(*as_before(c, carry)))),
+    tuple(across(ctx, carry)),
+    shape_invariants=tuple(shapes),
   )
+  return as_before(results, carry)
 
 
 @lowers(P.scan_p, lacks=NARROW, on_keys=True)
@@ -217,8 +229,10 @@ def _scan(
     mapped = functools.partial(_mapped, body, n_consts)
     return list(ctx.lower_fun(mapped, *consts, *arrays, avals=avals))
 
+  outside = across(ctx, consts)
+
   def step_of(carry: Sequence[tf.Tensor], x: Sequence[tf.Tensor]) -> tuple[Tensors, Tensors]:
-    results = ctx.lower(body, *consts, *carry, *x)
+    results = ctx.lower(body, *as_before(outside, consts), *carry, *x)
     return results[:n_carry], results[n_carry:]
 
   size = ctx.dim(length)
@@ -291,7 +305,7 @@ def _unrolled(
   xs: Sequence[Xs],
 ) -> tuple[Sequence[tf.Tensor], Tensors]:
   """The steps one after another, without a loop; also the scan over nothing."""
-  rows, columns = [], [_column(x, size) for x in xs]
+  rows, columns = [], [_column(ctx, x, size) for x in xs]
   for i in reversed(range(size)) if reverse else range(size):
     carry, ys = step(carry, [x[i] for x in columns])
     rows.append(ys)
@@ -303,11 +317,11 @@ def _unrolled(
   return carry, [tf.zeros(ctx.shape(shape), dtype) for shape, dtype in empty]
 
 
-def _column(x: Xs, size: int) -> Sequence[tf.Tensor]:
+def _column(ctx: RuleContext, x: Xs, size: int) -> Sequence[tf.Tensor]:
   """f32[size,...] -> its rows."""
   if isinstance(x, Counter):
     return x.constants(size)
-  return tf.unstack(x, size) if size else []
+  return unstacked(ctx, x, size) if size else []
 
 
 def _unroll_factor(body: ClosedJaxpr, size: int, unroll: int) -> int:
@@ -331,7 +345,7 @@ def _scan_loop(
   size: int | tf.Tensor,
   unroll_factor: int,
   reverse: bool,
-  carry: Sequence[tf.Tensor],
+  first: Sequence[tf.Tensor],
   xs: Sequence[Xs],
   row_avals: Sequence[Any],
 ) -> Tensors:
@@ -342,7 +356,11 @@ def _scan_loop(
   inputs = [_rows(ctx, x, iterations, block) for x in xs]
   rows = [physical(aval) for aval in row_avals]
   outputs = [
-    tf.TensorArray(dtype, iterations, element_shape=[*block, *ctx.dimensions.static_shape(shape)])
+    tf.TensorArray(
+      carrier_of(ctx, dtype),
+      iterations,
+      element_shape=[*block, *ctx.dimensions.static_shape(shape)],
+    )
     for shape, dtype in rows
   ]
   is_reversed = reverse and _is_reversed_at_last(len(block) + len(shape) for shape, _ in rows)
@@ -350,21 +368,25 @@ def _scan_loop(
   def body(i: tf.Tensor, carry: Sequence[tf.Tensor], outputs: Sequence[tf.TensorArray]) -> Any:
     row = iterations - 1 - i if reverse else i
     x = [read(row) for read in inputs]
-    carry, ys = _unrolled(ctx, step, unroll_factor, reverse, carry, x) if block else step(carry, x)
+    old = as_before(carry, first)
+    new, ys = _unrolled(ctx, step, unroll_factor, reverse, old, x) if block else step(old, x)
     return (
       i + 1,
-      tuple(carry),
-      tuple(o.write(i if is_reversed else row, y) for o, y in zip(outputs, ys, strict=True)),
+      tuple(across(ctx, new)),
+      tuple(
+        o.write(i if is_reversed else row, converted(y, o.dtype))
+        for o, y in zip(outputs, ys, strict=True)
+      ),
     )
 
   shapes = [
     tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0]))
-    for aval in ctx.avals_out[: len(carry)]
+    for aval in ctx.avals_out[: len(first)]
   ]
-  _, carry, outputs = tf.while_loop(
+  _, last, outputs = tf.while_loop(
     lambda i, *_: i < iterations,
     body,
-    (tf.constant(0), tuple(carry), tuple(outputs)),
+    (tf.constant(0), tuple(across(ctx, first)), tuple(outputs)),
     shape_invariants=(
       tf.TensorShape([]),
       tuple(shapes),
@@ -377,11 +399,12 @@ def _scan_loop(
   ]
   if is_reversed:
     stacks = [tf.reverse(y, [0]) for y in stacks]
+  stacks = [converted(y, dtype) for y, (_, dtype) in zip(stacks, rows, strict=True)]
   if block:
     stacks = [ctx.reshape(y, [size, *shape]) for y, (shape, _) in zip(stacks, rows, strict=True)]
   for y, o in zip(stacks, outputs, strict=True):
     ctx.graph.stacks.add(y, StackedRows(o.flow, block, is_reversed))
-  return [*carry, *stacks]
+  return [*as_before(last, first), *stacks]
 
 
 def _is_reversed_at_last(ranks: Iterable[int]) -> bool:
@@ -423,13 +446,19 @@ def _rows(
   rows = ctx.graph.stacks.of(x)
   if rows is None or rows.block != block:
     x = tf.reshape(x, tf.concat([[iterations, *block], tf.shape(x)[1:]], 0)) if block else x
-    return tf.TensorArray(x.dtype, iterations).unstack(x).read
+    array = tf.TensorArray(carrier_of(ctx, x.dtype), iterations)
+    array = array.unstack(converted(x, array.dtype))
+    return lambda i: converted(array.read(i), x.dtype)
   shape = [*block, *(-1 if n is None else n for n in x.shape.as_list()[1:])]
 
   def read(i: tf.Tensor) -> tf.Tensor:
     index = iterations - 1 - i if rows.is_reversed else i
-    return tf.raw_ops.TensorListGetItem(
-      input_handle=rows.handle, index=index, element_shape=shape, element_dtype=x.dtype
+    row = tf.raw_ops.TensorListGetItem(
+      input_handle=rows.handle,
+      index=index,
+      element_shape=shape,
+      element_dtype=carrier_of(ctx, x.dtype),
     )
+    return converted(row, x.dtype)
 
   return read

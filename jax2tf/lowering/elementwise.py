@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.dtypes import HALF, NARROW, UNSIGNED, WIDER
+from jax2tf.dtypes import HALF, NARROW, ON_HOST_OF_GPU, UNSIGNED, WIDER
 from jax2tf.lowering._as_written import apart, as_written
-from jax2tf.lowering._common import cast, float_bits, is_known, scalar, where, widened
+from jax2tf.lowering._common import cast, is_known, key_kind, ordinals, scalar, where, widened
 from jax2tf.lowering._kernels import negative, subtract
 from jax2tf.registry import lower_directly, lowers
 
@@ -99,18 +99,18 @@ _TABLE = {
 _UNORDERED = (*NARROW, tf.bool)
 _ORDER = {P.ge_p: tf.greater_equal, P.gt_p: tf.greater, P.le_p: tf.less_equal, P.lt_p: tf.less}
 
-lower_directly(_TABLE, lacks=NARROW)
-lower_directly(_ORDER, lacks=_UNORDERED)
+lower_directly(_TABLE, lacks=NARROW, lacks_on_gpu=ON_HOST_OF_GPU)
+lower_directly(_ORDER, lacks=_UNORDERED, lacks_on_gpu=ON_HOST_OF_GPU)
 
 
-@lowers(P.mul_p)
+@lowers(P.mul_p, lacks_on_gpu=ON_HOST_OF_GPU)
 def _mul(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor, *, out_dtype: Any = None) -> tf.Tensor:
   """x f32[...], y f32[...] -> f32[...]; integers wrap. With an `out_dtype` their types may
   differ."""
   return _multiply(tf.cast(x, ctx.dtype_out), tf.cast(y, ctx.dtype_out))
 
 
-@lowers(P.sign_p, lacks=NARROW)
+@lowers(P.sign_p, lacks=NARROW, lacks_on_gpu=ON_HOST_OF_GPU)
 def _sign(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...]: -1, 0, 1 or NaN; x / |x| for complex."""
   if x.dtype.is_complex:  # TF 2.21: the kernel squares both parts, which overflows and underflows
@@ -247,7 +247,7 @@ def _root(root: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
   return where(tf.equal(x, -infinity), tf.abs(root(infinity)), tf.abs(root(x)))
 
 
-@lowers(P.integer_pow_p)
+@lowers(P.integer_pow_p, lacks_on_gpu=ON_HOST_OF_GPU)
 def _integer_pow(ctx: RuleContext, x: tf.Tensor, *, y: int) -> tf.Tensor:
   """x f32[...] -> f32[...], by repeated squaring; integers wrap, a negative y is for floats."""
   if y == 0:
@@ -282,7 +282,7 @@ def _polynomial(
   return result if len(coefficients) > 1 else tf.broadcast_to(result, ctx.shape(ctx.aval_out.shape))
 
 
-@lowers(P.max_p, lacks=NARROW)
+@lowers(P.max_p, lacks=NARROW, lacks_on_gpu=ON_HOST_OF_GPU)
 def _max(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool
   is `or`."""
@@ -296,7 +296,7 @@ def _max(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return tf.maximum(y, x) if x.dtype.is_integer else tf.maximum(x, y)
 
 
-@lowers(P.min_p, lacks=NARROW)
+@lowers(P.min_p, lacks=NARROW, lacks_on_gpu=ON_HOST_OF_GPU)
 def _min(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool
   is `and`."""
@@ -307,7 +307,7 @@ def _min(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return tf.minimum(*_constant_last(x, y))
 
 
-@lowers(P.clamp_p, lacks=NARROW)
+@lowers(P.clamp_p, lacks=NARROW, lacks_on_gpu=ON_HOST_OF_GPU)
 def _clamp(ctx: RuleContext, low: tf.Tensor, x: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
   """low, x, high f32[...] -> f32[...], min(max(x, low), high); bounds may be scalars."""
   if x.dtype == tf.bool or x.dtype.is_complex:
@@ -352,24 +352,16 @@ def _total_order(compare: Any) -> Any:
     """x, y f32[...] -> bool[...]."""
     if x.dtype.is_complex:
       ctx.refuse("total order of complex numbers", "compare real and imaginary parts")
-    return compare(_ordinal(x), _ordinal(y))
+    if x.dtype.is_floating:
+      x, y = (ordinals(z, key_kind(ctx)) for z in (x, y))
+    return compare(x, y)
 
   return rule
 
 
-lowers(P.eq_to_p, lacks=_UNORDERED)(_total_order(tf.equal))
-lowers(P.le_to_p, lacks=_UNORDERED)(_total_order(tf.less_equal))
-lowers(P.lt_to_p, lacks=_UNORDERED)(_total_order(tf.less))
-
-
-def _ordinal(x: tf.Tensor) -> tf.Tensor:
-  """Integers in the order of the floats `x`, adjacent for adjacent floats, -1 for -0.0."""
-  if not x.dtype.is_floating:
-    return x
-  bits = float_bits(x)
-  return where(
-    bits < scalar(0, bits), tf.bitwise.bitwise_xor(bits, scalar(bits.dtype.max, bits)), bits
-  )
+lowers(P.eq_to_p, lacks=_UNORDERED, lacks_on_gpu=ON_HOST_OF_GPU)(_total_order(tf.equal))
+lowers(P.le_to_p, lacks=_UNORDERED, lacks_on_gpu=ON_HOST_OF_GPU)(_total_order(tf.less_equal))
+lowers(P.lt_to_p, lacks=_UNORDERED, lacks_on_gpu=ON_HOST_OF_GPU)(_total_order(tf.less))
 
 
 @lowers(P.nextafter_p)
@@ -380,7 +372,7 @@ def _nextafter(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   if x.dtype in NARROW:
     ctx.refuse(f"TensorFlow cannot access the bits of {x.dtype.name}", "use another dtype")
   # TF 2.21: NextAfter has kernels for float32 and float64 only.
-  start, end = (tf.cast(_ordinal(z), tf.int32) for z in (x, y))
+  start, end = (tf.cast(ordinals(z), tf.int32) for z in (x, y))
   # -0.0 and 0.0 count as one
   start, end = (ordinal + tf.cast(ordinal < 0, tf.int32) for ordinal in (start, end))
   ordinal = start + tf.sign(end - start)

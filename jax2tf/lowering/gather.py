@@ -16,8 +16,8 @@ from jax.export import is_symbolic_dim
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import NARROW
 from jax2tf.lowering._common import where
-from jax2tf.lowering._indexing import Windows
-from jax2tf.lowering._movement import broadcast, sliced, transposed
+from jax2tf.lowering._indexing import Windows, on_device
+from jax2tf.lowering._movement import broadcast, carried, gathered, sliced, transposed
 from jax2tf.registry import lowers
 
 # An axis of the gathered windows: ("batch", dimension of the indices) or ("window", dimension of
@@ -55,6 +55,7 @@ def _gather(
   fill = mode == lax.GatherScatterMode.FILL_OR_DROP and len(numbers.start_index_map) > 0
   if fill and all(isinstance(n, int) and n < 2**31 for n in shape):
     indices = tf.cast(indices, tf.int32)  # wraps, as in JAX's own lowering
+  indices = on_device(ctx, indices)
   movable = {*numbers.start_index_map, *numbers.operand_batching_dims}
   sizes = [
     n if d in movable else size for d, (n, size) in enumerate(zip(shape, slice_sizes, strict=True))
@@ -67,11 +68,11 @@ def _gather(
   )
   windows = Windows(sizes, slice_sizes, dropped, tuple(numbers.start_index_map), batch, batching)
   starts = windows.clamped(ctx, vectors := windows.vectors(indices))
-  gathered, axes = _windows_at(ctx, operand, starts, windows)
+  at_starts, axes = _windows_at(ctx, operand, starts, windows)
   axes_out = _interleaved(
     dict(zip(numbers.offset_dims, windows.window_dims, strict=True)), len(axes)
   )
-  result = transposed(gathered, [axes.index(axis) for axis in axes_out])
+  result = transposed(at_starts, [axes.index(axis) for axis in axes_out])
   if not fill:
     return result
   inside = windows.inside(
@@ -108,7 +109,7 @@ def _windows_at(
     )
   # TF 2.21: GatherNd on CPU takes 7 components
   if windows.are_rows and 1 < len(windows.columns) <= 7:
-    rows = tf.gather_nd(operand, starts)
+    rows = carried(ctx, lambda x: tf.gather_nd(x, starts), operand)
     return rows if windows.dropped == {*windows.columns} else ctx.reshape(
       rows, [*batch, *sizes]
     ), batch_axes + _axes("window", window_dims)
@@ -127,13 +128,8 @@ def _windows_at(
     *(shape[d] for d in after),
   ]
   operand = operand if len(flat) == len(shape) else ctx.reshape(operand, flat)
-  gathered = tf.gather(
-    operand,
-    windows.linear(ctx, starts, first, last),
-    axis=aligned + len(before),
-    batch_dims=aligned,
-  )
-  return gathered, [
+  indices = windows.linear(ctx, starts, first, last)
+  return gathered(ctx, operand, indices, aligned + len(before), aligned), [
     *batch_axes[:aligned],
     *_axes("window", before),
     *batch_axes[aligned:],

@@ -3,38 +3,45 @@ defines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import lax
 
 from jax2tf.context import RuleContext
-from jax2tf.dtypes import HALF, NARROW
+from jax2tf.dtypes import HALF, NARROW, ON_HOST_OF_GPU
 from jax2tf.lowering._as_written import as_written
 from jax2tf.lowering._common import (
   as_signed,
   as_unsigned,
   bit_width,
   cast,
+  float_bits,
   is_known,
   scalar,
+  sign_bit,
   where,
   widened,
 )
 from jax2tf.lowering._kernels import subtract
 from jax2tf.registry import lowers
 
-_REMAINDER_KERNELS = (tf.int32, tf.int64, tf.float32, tf.float64)
+# TF 2.21: TruncateMod has CPU kernels for these integers only.
+_REMAINDER_KERNELS = (tf.int32, tf.int64)
 
 
 _divide = as_written(tf.math.divide)
 
 
-@lowers(P.div_p, lacks=NARROW)
+@lowers(P.div_p, lacks=NARROW, lacks_on_gpu=ON_HOST_OF_GPU)
 def _div(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; integers truncate, and x / 0 is -1 (all ones for unsigned)."""
-  return _truncate_div(x, y) if x.dtype.is_integer else _divide(x, y)
+  if not x.dtype.is_integer:
+    return _divide(x, y)
+  if x.dtype == tf.int32 and ctx.destination.on_gpu:  # scalars: TF 2.21 has no TruncateDiv there
+    return tf.cast(_truncate_div(tf.cast(x, tf.int64), tf.cast(y, tf.int64)), tf.int32)
+  return _truncate_div(x, y)
 
 
 def _truncate_div(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -45,16 +52,20 @@ def _truncate_div(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return where(by_zero, scalar(-1 if y.dtype.min else y.dtype.max, y), quotient)
 
 
-@lowers(P.rem_p, lacks=(*NARROW, *HALF))  # TF 2.21: no half TruncateMod on CPU
+# TF 2.21: no half TruncateMod on CPU
+@lowers(P.rem_p, lacks=(*NARROW, *HALF), lacks_on_gpu=ON_HOST_OF_GPU)
 def _rem(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...] with the sign of x; for integers x rem 0 is x."""
-  return _truncate_mod(x, y) if x.dtype.is_floating else _integer_rem(x, y)
+  if x.dtype.is_floating:
+    return _remainder_on_gpu(x, y) if ctx.destination.on_gpu else _truncate_mod(x, y)
+  # TF 2.21: on GPUs TruncateMod has the kernel of int32 only, of scalars in host memory.
+  return _integer_rem(x, y, (tf.int32,) if ctx.destination.on_gpu else _REMAINDER_KERNELS)
 
 
-def _integer_rem(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+def _integer_rem(x: tf.Tensor, y: tf.Tensor, kernels: Collection[tf.DType]) -> tf.Tensor:
   by_zero = None if is_known(lambda value: value != 0, y) else tf.equal(y, scalar(0, y))
   divisor = y if by_zero is None else where(by_zero, scalar(1, y), y)
-  if x.dtype not in _REMAINDER_KERNELS:  # TF 2.21: TruncateMod has kernels for int32 and int64 only
+  if x.dtype not in kernels:
     return subtract(x, tf.raw_ops.TruncateDiv(x=x, y=divisor) * y)
   remainder = _truncate_mod(x, divisor)
   return remainder if by_zero is None else where(by_zero, x, remainder)
@@ -62,6 +73,14 @@ def _integer_rem(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 def _truncate_mod(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return tf.raw_ops.TruncateMod(x=x, y=y)
+
+
+def _remainder_on_gpu(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """By FloorMod, which is equal for positive operands: TF 2.21 has no TruncateMod of floats on
+  GPUs."""
+  size, bits = tf.math.floormod(tf.abs(x), tf.abs(y)), float_bits(x, "uint")
+  sign = tf.bitwise.bitwise_and(bits, sign_bit(bits))
+  return tf.bitcast(tf.bitwise.bitwise_or(float_bits(size, "uint"), sign), x.dtype)
 
 
 @lowers(lax.mulhi_p)
@@ -152,7 +171,7 @@ def _shift_right_arithmetic(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) ->
 @lowers(P.population_count_p)
 def _population_count(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x i32[...] -> i32[...], the number of ones."""
-  return cast(tf.raw_ops.PopulationCount(x=_bits(x)), x.dtype)
+  return cast(_ones(ctx, _bits(x)), x.dtype)
 
 
 @lowers(P.clz_p)
@@ -163,8 +182,15 @@ def _clz(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   while shift < width:  # copies the highest one into all bits below it
     bits = tf.bitwise.bitwise_or(bits, tf.bitwise.right_shift(bits, scalar(shift, bits)))
     shift *= 2
-  ones = tf.raw_ops.PopulationCount(x=bits)
+  ones = _ones(ctx, bits)
   return cast(subtract(scalar(width, ones), ones), x.dtype)
+
+
+def _ones(ctx: RuleContext, bits: tf.Tensor) -> tf.Tensor:
+  """u32[...] -> u8[...], the number of ones."""
+  if bits.dtype.size >= 4 and ctx.destination.on_gpu:
+    bits = as_signed(bits)  # TF 2.21: PopulationCount has no GPU kernels of uint32 and uint64
+  return tf.raw_ops.PopulationCount(x=bits)
 
 
 def _bits(x: tf.Tensor) -> tf.Tensor:

@@ -19,6 +19,7 @@ from jax.extend.core import primitives as P
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
+from jax2tf.lowering._movement import carried
 from jax2tf.registry import lowers
 
 Dims = Sequence[Any]
@@ -118,7 +119,7 @@ def _iota_2x32_shape(ctx: RuleContext, *, shape: Dims) -> list[tf.Tensor]:
   if isinstance(sizes, list) and math.prod(sizes) < 2**31:
     low = tf.range(math.prod(sizes))
     low = tf.cast(low if len(sizes) == 1 else tf.reshape(low, sizes), tf.uint32)
-    return [tf.zeros_like(low), low]
+    return [carried(ctx, tf.zeros_like, low), low]  # the bits of 0.0 are those of 0
   count = tf.reshape(tf.range(tf.cast(_size(ctx, shape), tf.int64)), sizes)
   return [tf.cast(tf.bitwise.right_shift(count, 32), tf.uint32), tf.cast(count, tf.uint32)]
 
@@ -246,7 +247,9 @@ def _broadcast(ctx: RuleContext, *words: tf.Tensor) -> list[tf.Tensor]:
   """The counters in the shape of the result, which the low words of a product keep to the end."""
   shape = ctx.avals_out[0].shape
   return [
-    x if tuple(aval.shape) == tuple(shape) else tf.broadcast_to(x, ctx.shape(shape))
+    x
+    if tuple(aval.shape) == tuple(shape)
+    else carried(ctx, lambda x: tf.broadcast_to(x, ctx.shape(shape)), x)
     for x, aval in zip(words, ctx.avals_in[-len(words) :], strict=True)
   ]
 

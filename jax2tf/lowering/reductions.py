@@ -20,8 +20,11 @@ from jax2tf.lowering._movement import as_rank3, is_one
 from jax2tf.lowering._reducers import binary_primitive, combine_by, reduced
 from jax2tf.registry import lowers
 
+# TF 2.21: Sum, Prod and Max have GPU kernels of int64, and of int32 in host memory.
+_NO_REDUCTION = (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32)
 
-@lowers(P.reduce_sum_p, lacks=NARROW)
+
+@lowers(P.reduce_sum_p, lacks=NARROW, lacks_on_gpu=_NO_REDUCTION)
 def _reduce_sum(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]."""
   if all(is_one(ctx.avals_in[0].shape[axis]) for axis in axes):
@@ -38,13 +41,13 @@ def _sum(operand: tf.Tensor, axes: list[int]) -> tf.Tensor:
   return tf.cast(tf.reduce_sum(tf.cast(operand, tf.float32), axes), tf.float16)
 
 
-@lowers(P.reduce_prod_p, lacks=NARROW)
+@lowers(P.reduce_prod_p, lacks=NARROW, lacks_on_gpu=_NO_REDUCTION)
 def _reduce_prod(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]."""
   return tf.reduce_prod(operand, list(axes))
 
 
-@lowers(P.reduce_max_p, lacks=NARROW)
+@lowers(P.reduce_max_p, lacks=NARROW, lacks_on_gpu=_NO_REDUCTION)
 def _reduce_max(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]; NaN wins, but not under jit_compile: TF's XLA compiles reductions
   with fast min and max."""
@@ -55,13 +58,15 @@ def _reduce_max(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
   return tf.reduce_max(extrema_apart(operand), list(axes))
 
 
-@lowers(P.reduce_min_p, lacks=NARROW)
+@lowers(P.reduce_min_p, lacks=NARROW, lacks_on_gpu=_NO_REDUCTION)
 def _reduce_min(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]; NaN wins, as in reduce_max."""
   if operand.dtype == tf.bool:
     return tf.reduce_all(operand, list(axes))
   if operand.dtype.is_complex:
     return _reduced_by(ctx, lax.min, operand, axes)
+  if operand.dtype == tf.int64 and ctx.destination.on_gpu:  # TF 2.21: no Min of integers there
+    return tf.bitwise.invert(tf.reduce_max(tf.bitwise.invert(operand), list(axes)))
   return tf.reduce_min(extrema_apart(operand), list(axes))
 
 
@@ -136,6 +141,17 @@ def _argmin(
   return _position(ctx, tf.argmin, operand, axes)
 
 
+# TF 2.21: ArgMax and ArgMin have GPU kernels of floats only. These hold all the integers.
+_FLOATS = {
+  tf.int8: tf.float16,
+  tf.uint8: tf.float16,
+  tf.int16: tf.float32,
+  tf.uint16: tf.float32,
+  tf.int32: tf.float64,
+  tf.uint32: tf.float64,
+}
+
+
 def _position(
   ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.Tensor, axes: Sequence[int]
 ) -> tf.Tensor:
@@ -144,10 +160,13 @@ def _position(
   if len(sizes) > 7:  # TF 2.21: ArgMax takes at most 7 dimensions
     operand, axis = as_rank3(ctx, operand, sizes, axis), 1
   index_dtype = ctx.dtype_out if ctx.dtype_out in (tf.int32, tf.int64) else tf.int64
-  if operand.dtype.is_integer:
+  is_integer = operand.dtype.is_integer
+  if is_integer and ctx.destination.on_gpu:
+    operand = tf.cast(operand, _FLOATS.get(operand.dtype, operand.dtype))
+  if is_integer:
     operand = apart(operand, "Neg", "Sign")  # Grappler would look for the extremum of their operand
   index = extremum(operand, axis, index_dtype)
-  if operand.dtype.is_floating:
+  if not is_integer:
     # TF 2.21: ArgMax and ArgMin ignore NaN, or return an index after it.
     is_nan = tf.not_equal(operand, operand)
     first_nan = tf.argmax(tf.cast(is_nan, tf.float32), axis, index_dtype)

@@ -17,12 +17,12 @@ from jax.extend.core import jaxpr_as_fun
 
 from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.context import RuleContext
-from jax2tf.dtypes import NARROW
+from jax2tf.dtypes import NARROW, ON_HOST_OF_GPU
 from jax2tf.jaxprs import ClosedJaxpr, closed
 from jax2tf.lowering._common import where
-from jax2tf.lowering._indexing import Windows, wide
+from jax2tf.lowering._indexing import Windows, on_device, wide
 from jax2tf.lowering._kernels import stacked
-from jax2tf.lowering._movement import is_one, transposed
+from jax2tf.lowering._movement import carried, is_one, transposed
 from jax2tf.registry import lowers
 
 # (ctx, operand f32[*sizes], rows i32[*batch,c], updates f32[*batch,*sizes[c:]], sizes, policy for
@@ -82,7 +82,7 @@ def _scatter(
   )
 
 
-@lowers(P.dynamic_update_slice_p, lacks=NARROW)
+@lowers(P.dynamic_update_slice_p, lacks=NARROW, lacks_on_gpu=ON_HOST_OF_GPU)
 def _dynamic_update_slice(
   ctx: RuleContext, operand: tf.Tensor, update: tf.Tensor, *start_indices: tf.Tensor
 ) -> tf.Tensor:
@@ -104,9 +104,8 @@ def _dynamic_update_slice(
       "DTensor crashes when a part of a row is updated",
       "update whole rows, or slice with constant bounds, as x[:, 1:3]",
     )
-  return _scattered(
-    ctx, operand, stacked([start_indices[d] for d in moved]), update, windows, _replaced, clip=True
-  )
+  starts = stacked([on_device(ctx, start_indices[d]) for d in moved])
+  return _scattered(ctx, operand, starts, update, windows, _replaced, clip=True)
 
 
 def _scattered(
@@ -120,6 +119,7 @@ def _scattered(
   clip: bool,
 ) -> tf.Tensor:
   """updates f32[*batch,*window] -> the operand with them."""
+  indices = on_device(ctx, indices)
   if not windows.batch:  # TF 2.21: the scatters on CPU need at least one dimension of indices
     windows = dataclasses.replace(windows, batch=(1,))
     indices, updates = tf.expand_dims(indices, 0), tf.expand_dims(updates, 0)
@@ -172,7 +172,10 @@ def _tensor_scatter(op: Callable[..., tf.Tensor]) -> _Combine:
     policy: str,
   ) -> tf.Tensor:
     rows, updates = _into_some(operand, rows, updates, sizes)
-    return op(tensor=operand, indices=rows, updates=updates, bad_indices_policy=policy)
+    scatter = functools.partial(op, indices=rows, bad_indices_policy=policy)
+    if op is tf.raw_ops.TensorScatterUpdate:
+      return carried(ctx, lambda x, y: scatter(tensor=x, updates=y), operand, updates)
+    return scatter(tensor=operand, updates=updates)
 
   return combine
 
@@ -281,6 +284,9 @@ def _elementwise(jaxpr: ClosedJaxpr, old: Any, update: Any) -> Any:
 # Those that take index vectors; the others take linear indices only.
 _TAKE_VECTORS = (_replaced, _added, _subtracted, _minimum, _maximum)
 
+# TF 2.21: TensorScatterAdd and similar ops have GPU kernels of int64, and of int32 in host memory.
+_NO_SCATTER = (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32)
+
 for _primitive, _combine in {
   P.scatter_p: _replaced,
   P.scatter_add_p: _added,
@@ -289,4 +295,7 @@ for _primitive, _combine in {
   P.scatter_min_p: _minimum,
   P.scatter_max_p: _maximum,
 }.items():
-  lowers(_primitive, lacks=NARROW)(functools.partial(_scatter, combine=_combine))
+  lacks_on_gpu = () if _combine is _multiplied else _NO_SCATTER
+  lowers(_primitive, lacks=NARROW, lacks_on_gpu=lacks_on_gpu)(
+    functools.partial(_scatter, combine=_combine)
+  )

@@ -18,14 +18,22 @@ from jax2tf.dtypes import NARROW
 from jax2tf.lowering._common import cast, is_known
 from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._movement import (
+  arranged,
   as_rank3,
   broadcast,
+  carried,
+  carrier_of,
+  converted,
+  filled,
   is_zero,
   keeps_order,
   resized,
+  reversed_along,
   sliced,
+  split,
   tiled,
   transposed,
+  unstacked,
 )
 from jax2tf.registry import lowers
 
@@ -41,7 +49,7 @@ def _reshape(
   """operand f32[a,b] -> f32[*new_sizes], in the order of `dimensions` when that is given."""
   if dimensions is not None:
     operand = transposed(operand, dimensions)
-  return ctx.reshape(operand, new_sizes)
+  return arranged(ctx, lambda x: ctx.reshape(x, new_sizes), operand)
 
 
 @lowers(P.broadcast_in_dim_p, lacks=NARROW)
@@ -52,12 +60,12 @@ def _broadcast_in_dim(
   repeated."""
   sizes = ctx.avals_in[0].shape
   if not sizes:
-    return tf.fill(ctx.shape(shape), operand) if shape else operand
+    return filled(ctx, operand, shape) if shape else operand
   aligned = [1] * len(shape)
   for size, axis in zip(sizes, broadcast_dimensions, strict=True):
     aligned[axis] = size
   if len(aligned) != len(sizes):
-    operand = ctx.reshape(operand, aligned)
+    operand = arranged(ctx, lambda x: ctx.reshape(x, aligned), operand)
   return broadcast(ctx, operand, aligned, shape)
 
 
@@ -74,20 +82,23 @@ def _transpose(ctx: RuleContext, operand: tf.Tensor, *, permutation: Sequence[in
   """operand f32[a,b], permutation (1,0) -> f32[b,a]."""
   sizes = ctx.avals_in[0].shape
   if keeps_order(sizes, permutation):
-    return resized(ctx, operand, sizes, [sizes[axis] for axis in permutation])
+    target = [sizes[axis] for axis in permutation]
+    return arranged(ctx, lambda x: resized(ctx, x, sizes, target), operand)
   return transposed(operand, permutation)
 
 
 @lowers(P.squeeze_p, lacks=NARROW)
 def _squeeze(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> tf.Tensor:
   """operand f32[a,1,b], dimensions (1,) -> f32[a,b]."""
-  return tf.squeeze(operand, dimensions) if dimensions else operand
+  return arranged(ctx, lambda x: tf.squeeze(x, dimensions), operand) if dimensions else operand
 
 
 @lowers(P.concatenate_p, lacks=NARROW)
 def _concatenate(ctx: RuleContext, *operands: tf.Tensor, dimension: int) -> tf.Tensor:
   """operands f32[a,n], f32[b,n], dimension 0 -> f32[a+b,n]."""
-  return tf.concat(operands, dimension) if len(operands) > 1 else operands[0]
+  if len(operands) == 1:
+    return operands[0]
+  return arranged(ctx, lambda *parts: tf.concat(parts, dimension), *operands)
 
 
 @lowers(P.rev_p, lacks=NARROW)
@@ -95,10 +106,10 @@ def _rev(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> 
   """operand f32[a,b] -> f32[a,b], backwards along `dimensions`."""
   sizes = ctx.avals_in[0].shape
   if len(sizes) <= 8:
-    return tf.reverse(operand, dimensions) if dimensions else operand
+    return reversed_along(ctx, operand, dimensions) if dimensions else operand
   # TF 2.21: Reverse takes at most 8 dimensions. One dimension at a time needs three.
   for axis in dimensions:
-    operand = tf.reverse(as_rank3(ctx, operand, sizes, axis), [1])
+    operand = reversed_along(ctx, as_rank3(ctx, operand, sizes, axis), [1])
   return ctx.reshape(operand, sizes)
 
 
@@ -109,26 +120,25 @@ def _split(
   """operand f32[a+b,n], sizes (a,b), axis 0 -> f32[a,n], f32[b,n]."""
   if len(sizes) < 2:
     return [operand] * len(sizes)
-  equal = all(size is sizes[0] or size == sizes[0] for size in sizes)
-  return tf.split(operand, len(sizes) if equal else ctx.shape(sizes), axis, num=len(sizes))
+  return split(ctx, operand, ctx.avals_in[0].shape, sizes, axis)
 
 
 @lowers(_jax_compat.optional_primitive("stack_p", lax), lacks=NARROW)
 def _stack(ctx: RuleContext, *operands: tf.Tensor, axis: int) -> tf.Tensor:
   """operands f32[n], f32[n], axis 0 -> f32[2,n]."""
-  return stacked(operands, axis)
+  return arranged(ctx, lambda *rows: stacked(rows, axis), *operands)
 
 
 @lowers(_jax_compat.optional_primitive("unstack_p", lax), lacks=NARROW)
 def _unstack(ctx: RuleContext, operand: tf.Tensor, *, axis: int) -> list[tf.Tensor]:
   """operand f32[2,n], axis 0 -> f32[n], f32[n]."""
-  return tf.unstack(operand, len(ctx.avals_out), axis) if ctx.avals_out else []
+  return unstacked(ctx, operand, len(ctx.avals_out), axis) if ctx.avals_out else []
 
 
 @lowers(_jax_compat.optional_primitive("tile_p", lax), lacks=NARROW)
 def _tile(ctx: RuleContext, operand: tf.Tensor, *, reps: Sequence[Any]) -> tf.Tensor:
   """operand f32[a,b], reps (2,3) -> f32[2*a,3*b]."""
-  return tiled(operand, ctx.shape(reps))
+  return tiled(ctx, operand, ctx.shape(reps))
 
 
 @lowers(P.iota_p, lacks=NARROW)
@@ -226,21 +236,27 @@ def _padded(
     )
     # TF 2.21: Grappler fuses Pad with the Conv3D after it, ignores the padding in the shape of the
     # result, and so infers sizes of 1 and removes transposes; it does not fuse PadV2.
-    return tf.pad(
-      operand, paddings, constant_values=value if len(sizes) == 5 else _padding_constant(value)
-    )
+    constant = value if len(sizes) == 5 else _padding_constant(value)
+    return _padded_with(ctx, operand, paddings, constant)
   sizes = list(sizes)
   for axis in axes:  # TF 2.21: Pad on CPU takes at most 6 dimensions
     operand = ctx.reshape(
       operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
     )
     sizes[axis] += lows[axis] + highs[axis]
-    operand = tf.pad(
-      operand,
-      [[0, 0], [ctx.dim(lows[axis]), ctx.dim(highs[axis])], [0, 0]],
-      constant_values=_padding_constant(value),
-    )
+    paddings = [[0, 0], [ctx.dim(lows[axis]), ctx.dim(highs[axis])], [0, 0]]
+    operand = _padded_with(ctx, operand, paddings, _padding_constant(value))
   return ctx.reshape(operand, sizes)
+
+
+def _padded_with(ctx: RuleContext, operand: tf.Tensor, paddings: Any, constant: Any) -> tf.Tensor:
+  if not isinstance(constant, tf.Tensor):
+    return carried(ctx, lambda x: tf.pad(x, paddings), operand)
+  with ctx.destination.sizes():  # where PadV2 reads it
+    if ctx.destination.on_gpu and is_known(lambda value: True, constant):
+      constant = tf.constant(tf.get_static_value(constant), constant.dtype)
+    constant = converted(constant, carrier_of(ctx, constant.dtype))
+  return carried(ctx, lambda x: tf.pad(x, paddings, "CONSTANT", constant), operand)
 
 
 def _padding_constant(value: tf.Tensor) -> Any:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import NARROW
 from jax2tf.lowering._indexing import clamped
-from jax2tf.lowering._movement import sliced
+from jax2tf.lowering._movement import gathered, sliced
 from jax2tf.registry import lowers
 
 
@@ -30,7 +30,7 @@ def _slice(
     return sliced(ctx, operand, shape, start_indices, ctx.aval_out.shape)
   if len(shape) > 8:  # TF 2.21: StridedSlice on CPU takes at most 8 dimensions, Gather has no limit
     for axis, bounds in enumerate(zip(start_indices, limit_indices, strides, strict=True)):
-      operand = tf.gather(operand, tf.range(*map(ctx.dim, bounds)), axis=axis)
+      operand = gathered(ctx, operand, tf.range(*map(ctx.dim, bounds)), axis)
     return operand
   ends = [limit == size for limit, size in zip(limit_indices, shape, strict=True)]
   limits = [0 if end else limit for end, limit in zip(ends, limit_indices, strict=True)]

@@ -12,8 +12,9 @@ import tensorflow as tf
 from jax2tf import _tf_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import NARROW
-from jax2tf.lowering._common import cast, float_bits, scalar, where
-from jax2tf.lowering._kernels import negative
+from jax2tf.lowering._common import cast, float_bits, key_kind, ordinals, scalar, sign_bit, where
+from jax2tf.lowering._kernels import negative, subtract
+from jax2tf.lowering._movement import gathered
 from jax2tf.registry import lowers
 
 # TF 2.21: no TopKV2 of bool on CPU, none of uint16 in XLA.
@@ -28,12 +29,13 @@ def _top_k(
   ... > -inf > -NaN."""
   rank = len(ctx.avals_in[0].shape)
   axis = rank - 1 if axis is None else axis % rank
-  return [
-    _swapped(x, axis, rank) for x in top_k_last(_swapped(operand, axis, rank), ctx.dim(k), rank)
-  ]
+  results = top_k_last(ctx, _swapped(operand, axis, rank), ctx.dim(k), rank)
+  return [_swapped(x, axis, rank) for x in results]
 
 
-def top_k_last(operand: tf.Tensor, k: int | tf.Tensor, rank: int) -> tuple[tf.Tensor, tf.Tensor]:
+def top_k_last(
+  ctx: RuleContext, operand: tf.Tensor, k: int | tf.Tensor, rank: int
+) -> tuple[tf.Tensor, tf.Tensor]:
   """The `k` greatest along the last axis and their positions."""
   wide = cast(operand, _SORTED_AS.get(operand.dtype, operand.dtype))
   # XLA's own order of floats is JAX's; of f32 it has a kernel, where it sorts the whole array of
@@ -42,9 +44,8 @@ def top_k_last(operand: tf.Tensor, k: int | tf.Tensor, rank: int) -> tuple[tf.Te
     values, indices = tf.math.top_k(wide, k)
     return cast(values, operand.dtype), indices
   # TF 2.21: TopKV2 on CPU does not order NaN, and treats both zeros as equal.
-  bits = float_bits(wide)
-  indices = tf.math.top_k(where(bits < 0, bits ^ bits.dtype.max, bits), k).indices
-  return _along_last(operand, indices, rank), indices
+  indices = tf.math.top_k(ordinals(wide, key_kind(ctx)), k).indices
+  return _along_last(ctx, operand, indices, rank), indices
 
 
 @lowers(P.approx_top_k_p, lacks=NARROW)
@@ -66,10 +67,10 @@ def _approx_top_k(
   size = ctx.dim(ctx.avals_out[0].shape[axis])
   operand = _swapped(operand, axis, rank)
   if is_max_k:
-    values, indices = top_k_last(operand, size, rank)
+    values, indices = top_k_last(ctx, operand, size, rank)
   else:
-    indices = tf.math.top_k(_descending_keys(operand)[0], size).indices
-    values = _along_last(operand, indices, rank)
+    indices = tf.math.top_k(_descending_keys(ctx, operand)[0], size).indices
+    values = _along_last(ctx, operand, indices, rank)
   return [_swapped(values, axis, rank), _swapped(indices, axis, rank)]
 
 
@@ -85,7 +86,7 @@ def _sort(
   rank = len(ctx.avals_in[0].shape)
   operands = tuple(_swapped(x, dimension, rank) for x in operands)
   size = ctx.dim(ctx.avals_in[0].shape[dimension])
-  keys = [key for operand in operands[:num_keys] for key in _descending_keys(operand)]
+  keys = [key for operand in operands[:num_keys] for key in _descending_keys(ctx, operand)]
   if (
     len(operands) == 1
     and keys[0].dtype == (wide := _SORTED_AS.get(operands[0].dtype, operands[0].dtype))
@@ -93,37 +94,45 @@ def _sort(
   ):
     results = [cast(tf.bitwise.invert(tf.math.top_k(keys[0], size).values), operands[0].dtype)]
   else:
-    order = _order(keys, size, rank)
-    results = [_along_last(x, order, rank) for x in operands]
+    order = _order(ctx, keys, size, rank)
+    results = [_along_last(ctx, x, order, rank) for x in operands]
   return [_swapped(x, dimension, rank) for x in results]
 
 
-def _descending_keys(operand: tf.Tensor) -> list[tf.Tensor]:
+def _descending_keys(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
   """Integers whose descending order is the ascending order of `operand`, the most significant
   first."""
   if operand.dtype.is_complex:
-    return [*_descending_keys(tf.math.real(operand)), *_descending_keys(tf.math.imag(operand))]
+    parts = tf.math.real(operand), tf.math.imag(operand)
+    return [key for part in parts for key in _descending_keys(ctx, part)]
   operand = cast(operand, _SORTED_AS.get(operand.dtype, operand.dtype))
   if not operand.dtype.is_floating:
     return [tf.bitwise.invert(operand)]
-  bits = float_bits(operand)
-  # bits are sign and magnitude, so both zeros become 0
-  descending = where(bits < 0, bits ^ bits.dtype.min, negative(bits))
+  bits = float_bits(operand, key_kind(ctx))
+  if bits.dtype.min:
+    # bits are sign and magnitude, so both zeros become 0
+    descending = where(bits < 0, bits ^ bits.dtype.min, negative(bits))
+  else:
+    sign = sign_bit(bits)  # which both zeros become
+    descending = where(bits < sign, subtract(sign, bits), bits)
   return [where(tf.not_equal(operand, operand), scalar(bits.dtype.min, bits), descending)]
 
 
-def _order(keys: Sequence[tf.Tensor], size: int | tf.Tensor, rank: int) -> tf.Tensor:
+def _order(
+  ctx: RuleContext, keys: Sequence[tf.Tensor], size: int | tf.Tensor, rank: int
+) -> tf.Tensor:
   """i32[b,n], the positions of the sorted elements: stable sorts by each key, the least significant
   first."""
   order = tf.math.top_k(keys[-1], size).indices
   for key in keys[-2::-1]:
-    order = _along_last(order, tf.math.top_k(_along_last(key, order, rank), size).indices, rank)
+    next_order = tf.math.top_k(_along_last(ctx, key, order, rank), size).indices
+    order = _along_last(ctx, order, next_order, rank)
   return order
 
 
-def _along_last(x: tf.Tensor, indices: tf.Tensor, rank: int) -> tf.Tensor:
+def _along_last(ctx: RuleContext, x: tf.Tensor, indices: tf.Tensor, rank: int) -> tf.Tensor:
   """x f32[b,n], indices i32[b,k] -> f32[b,k]."""
-  return tf.gather(x, indices, axis=rank - 1, batch_dims=rank - 1)
+  return gathered(ctx, x, indices, rank - 1, rank - 1)
 
 
 def _swapped(x: tf.Tensor, axis: int, rank: int) -> tf.Tensor:

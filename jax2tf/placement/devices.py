@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from jax.sharding import Sharding
 Place = str
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_GPUS = frozenset({"cuda", "rocm"})
 HOST = "host"
 
 
@@ -66,6 +68,19 @@ class Destination:
     """Whether the graph runs on GPUs alone."""
     return {"cuda", "rocm"}.issuperset(self.kinds)
 
+  @property
+  def on_gpu(self) -> bool:
+    """Whether the graph may run on a GPU, so that its ops should have kernels there."""
+    if self.platforms:
+      return not _GPUS.isdisjoint(self.platforms)
+    # Logical devices would start TensorFlow's runtime, after which it takes no settings of devices.
+    return bool(tf.config.list_physical_devices("GPU"))
+
+  def sizes(self) -> contextlib.AbstractContextManager[Any]:
+    """Where to make the ops that compute sizes: on the host, if the others may be on a GPU."""
+    on_host = self.on_gpu and self.dtensor_mesh is None
+    return tf.device(self.device(HOST)) if on_host else contextlib.nullcontext()
+
   def device(self, place: Place) -> str | None:
     """The TensorFlow device of a place."""
     platform, _, index = place.partition(":")
@@ -95,6 +110,8 @@ class Destination:
 
 # This machine.
 HERE = Destination()
+# The CPU of any machine.
+ON_HOST = Destination(platforms=("cpu",))
 
 
 def _here() -> tuple[str, ...]:
