@@ -53,7 +53,7 @@ def test_linear_systems(n: int, exporter: Any, tmp_path: Path) -> None:
     systems, {}, tmp_path / "m", inputs={"x": f"f32[{batch},{n},{n}]"}, examples={"x": x}
   )
   assert made.report.ok
-  results, expected = exporter.run(made.path, {"x": x}), systems({}, x)
+  results, expected = exporter.run(made.path, {"x": x}), jax.jit(systems)({}, x)
   for name, y in expected.items():
     # inverses of matrices with a condition number of up to 100
     np.testing.assert_allclose(results[name], y, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -86,7 +86,7 @@ def test_decompositions(shape: tuple[int, int], exporter: Any, tmp_path: Path) -
   inputs = {"x": f"f32[{batch},{shape[0]},{shape[1]}]"}
   made = exporter.save(decompositions, {}, tmp_path / "m", inputs=inputs, examples={"x": x})
   assert made.report.ok
-  results, expected = exporter.run(made.path, {"x": x}), decompositions({}, x)
+  results, expected = exporter.run(made.path, {"x": x}), jax.jit(decompositions)({}, x)
   for name, y in expected.items():
     # condition numbers of up to 100
     np.testing.assert_allclose(results[name], y, rtol=2e-4, atol=2e-5, err_msg=name)
@@ -103,10 +103,10 @@ def test_qr_least_squares_and_exponentials(tmp_path: Path) -> None:
     return [*jnp.linalg.qr(x), *complete, solution, rank, singular, exponential]
 
   data = {"x": RNG.standard_normal((9, 4)).astype("f"), "b": np.ones(9, "f")}
-  inputs = {"x": "f32[9,4]", "b": "f32[9]"}
+  inputs, by_jax = {"x": "f32[9,4]", "b": "f32[9]"}, jax.jit(fun)({}, **data)
   for exporter in (onnx, tflite):
     made = exporter.save(fun, {}, tmp_path / exporter.__name__, inputs=inputs, examples=data)
-    for y, expected in zip(exporter.run(made.path, data).values(), fun({}, **data), strict=True):
+    for y, expected in zip(exporter.run(made.path, data).values(), by_jax, strict=True):
       np.testing.assert_allclose(y, expected, rtol=1e-5, atol=2e-6)
 
 
@@ -130,7 +130,7 @@ def test_double_precision(tmp_path: Path) -> None:
   with jax.enable_x64(True):
     path = tmp_path / "m.onnx"
     made = onnx.save(fun, {}, path, inputs={"x": "f64[9,9]"}, examples={"x": x}, samples=1)
-    expected = fun({}, jnp.asarray(x))
+    expected = jax.jit(fun)({}, jnp.asarray(x))
   for y, exact in zip(onnx.run(made.path, {"x": x}).values(), expected, strict=True):
     assert y.dtype == np.float64
     np.testing.assert_allclose(y, exact, rtol=1e-12, atol=1e-13)
