@@ -29,6 +29,7 @@ from jax2tf.errors import SizeError
 from jax2tf.jaxprs import ClosedJaxpr, Eqn, contains, inner_jaxprs
 
 Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
+# (a jaxpr, sizes of any integer type) -> its results
 Lower = Callable[..., list[tf.Tensor]]
 
 

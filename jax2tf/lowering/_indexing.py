@@ -142,5 +142,7 @@ def clamped(indices: tf.Tensor, last: Any) -> tf.Tensor:
 
 def _multiples(ctx: RuleContext, count: Any, step: Any, dtype: tf.DType) -> tf.Tensor:
   """0, step, 2*step ... (count - 1)*step."""
-  numbers = tf.range(ctx.dim(count), dtype=dtype)
+  # TF 2.21: on GPUs a Range of int64 copies its bounds to the host, where that of int32 is made.
+  numbers = tf.range(ctx.dim(count))
+  numbers = numbers if dtype == tf.int32 else tf.cast(numbers, dtype)
   return numbers if is_one(step) else numbers * tf.cast(ctx.dim(step), dtype)

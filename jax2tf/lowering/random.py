@@ -120,7 +120,9 @@ def _iota_2x32_shape(ctx: RuleContext, *, shape: Dims) -> list[tf.Tensor]:
     low = tf.range(math.prod(sizes))
     low = tf.cast(low if len(sizes) == 1 else tf.reshape(low, sizes), tf.uint32)
     return [carried(ctx, tf.zeros_like, low), low]  # the bits of 0.0 are those of 0
-  count = tf.reshape(tf.range(tf.cast(_size(ctx, shape), tf.int64)), sizes)
+  with ctx.destination.sizes():  # where Range reads its bounds
+    count = tf.range(tf.cast(_size(ctx, shape), tf.int64))
+  count = tf.reshape(count, sizes)
   return [tf.cast(tf.bitwise.right_shift(count, 32), tf.uint32), tf.cast(count, tf.uint32)]
 
 

@@ -129,8 +129,9 @@ def test_formulas_of_64_bits(formula):
 
 def lower(jaxpr, *tensors):
   """JAX runs the jaxpr."""
+  sizes = [x.numpy().astype(a.dtype) for x, a in zip(tensors, jaxpr.in_avals, strict=True)]
   with jax.enable_x64(True):
-    return [tf.constant(np.asarray(y)) for y in jaxpr_as_fun(jaxpr)(*(x.numpy() for x in tensors))]
+    return [tf.constant(np.asarray(y)) for y in jaxpr_as_fun(jaxpr)(*sizes)]
 
 
 def test_products_of_quotients_divide_in_32_bits():
