@@ -38,14 +38,20 @@ def is_known(condition: Callable[[np.ndarray], Any], tensor: tf.Tensor) -> bool:
   elements."""
   if (tensor.shape.num_elements() or 0) not in range(1, 65):
     return False
+  value = _static_value(tensor)
+  return value is not None and bool(np.all(condition(value)))
+
+
+def _static_value(tensor: tf.Tensor) -> np.ndarray | None:
+  """The value of a constant of the graph, and of what TensorFlow can compute from constants."""
   try:
     with np.errstate(all="ignore"), warnings.catch_warnings():  # it folds casts with NumPy
       # TF 2.21 reads f16 and bf16 in a way that NumPy 2.5 deprecates
       warnings.simplefilter("ignore", DeprecationWarning)
-      value = tf.get_static_value(tensor)
+      value: np.ndarray | None = tf.get_static_value(tensor)
+      return value
   except TypeError:  # NumPy has no cast between 4-bit integers
-    return False
-  return value is not None and bool(np.all(condition(value)))
+    return None
 
 
 def where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -70,7 +76,7 @@ def _for_layouts(case: tf.Tensor, rank: int) -> tf.Tensor:
   """
   if rank not in (4, 5) or case.shape.rank != 0 or not case.dtype.is_floating:
     return case
-  value = tf.get_static_value(case)
+  value = _static_value(case)
   return case if value is None else tf.constant(value, case.dtype, [1] * rank)
 
 
