@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax2tf.tools.lab import reports
-from jax2tf.tools.lab.pages import Rows, newest_first, table
+from jax2tf.tools.lab.pages import Rows, newest_first, on_a_gpu, table
 
 _ABOUT = """# What stays on a GPU
 
 Generated from the numbers in `docs/reports/data`; do not edit. `make devices` reads all of it
 again.
 
-Nothing here ran on a GPU. TensorFlow's registry says for which devices and dtypes an op has a
-kernel, and which operands and results the kernel has in host memory.
+The tables but the first are read from TensorFlow's registry, which says for which devices and
+dtypes an op has a kernel, and which operands and results the kernel has in host memory.
 [Numerics](../guide/numerics.md#gpu-and-tpu) says what that shows, and what not.
 
 A cell has the ops without a GPU kernel and the bounces: tensors that are copied to the host in the
@@ -52,6 +52,8 @@ def text() -> str:
   return "\n".join(
     [
       *_ABOUT.splitlines(),
+      "",
+      *on_a_gpu.section(),
       "",
       *_MODELS.splitlines(),
       "",
