@@ -9,24 +9,24 @@ from jax2tf.tools.lab.pages import table
 
 _ABOUT = """## On a GPU
 
-{machine}; {libraries}. CI has no GPU. This ran once, by hand, with
-`python -m jax2tf.tools.lab.gpu_rows tensorflow` and `jax`.
+{machine}; {libraries}. CI has no GPU. This ran
+once, by hand, with `python -m jax2tf.tools.lab.gpu_rows tensorflow` and `jax`.
 
 Tests of rules, gradients, refs, idioms and shapes, with TensorFlow's ops on the GPU and without
-TensorFloat-32, compared with JAX on the CPU: {passed:,} passed. {failed} that pass on that machine's
-CPU failed.
+TensorFloat-32, compared with JAX on the CPU: {passed:,} passed. {failed} that pass on that
+machine's CPU failed.
 
 Milliseconds of a call, when ten follow each other. The error is the largest difference from JAX on
 the CPU, relative to the largest element, with TensorFloat-32 and without. Ops of a graph start one
 by one, so small programs take the time of the host; `jit_compile=True` makes few kernels of many.
 """
 
-_BEFORE = """Copies from the GPU to the CPU in a call, and its milliseconds when each call is waited for,
-before the lowering looked at devices and now:
+_BEFORE = """Copies from the GPU to the CPU in a call, and its milliseconds when each call is
+waited for, before the lowering looked at devices and now:
 """
 
-_PITFALL = """Without TensorFloat-32, convolutions that had already run kept it: TensorFlow remembers the
-algorithm that it chose for a shape. Turn it off before the first convolution.
+_PITFALL = """Without TensorFloat-32, convolutions that had already run kept it: TensorFlow
+remembers the algorithm that it chose for a shape. Turn it off before the first convolution.
 """
 
 
