@@ -62,7 +62,8 @@ def readiness(
 
   Args:
     model: a tf.ConcreteFunction; the path of a SavedModel; or a function of tensors, such as
-      `jax2tf.convert` returns, whose findings have the user's lines.
+      `jax2tf.convert` returns, whose findings have the user's lines. Its graph is that of its
+      `platforms=`: convert with platforms=["cuda"] for a GPU.
     specs: for a function, the tf.TensorSpecs of its arguments, in their structure.
     device: "gpu" or "tpu".
     gradient: for a function, whether to add its gradient by all floating point arguments.

@@ -33,6 +33,8 @@ _COUNTS = {
   "int32": "copies for int32",
   "upload": "values of the host",
 }
+# Where the graph of a function will run.
+_PLATFORMS = {"gpu": ("cuda",), "tpu": ("tpu",)}
 # Kinds that need no line of their own, without --json.
 _QUIET = ("return", "upload", "result", "on the host")
 
@@ -45,14 +47,17 @@ class Subject:
   specs: Sequence[Any]
 
 
-def subject(model: Adapted, inputs: Mapping[str, str], constraints: Sequence[str]) -> Subject:
-  """The function of a model, whose parameters and state are arguments."""
+def subject(
+  model: Adapted, inputs: Mapping[str, str], constraints: Sequence[str], device: str
+) -> Subject:
+  """The function of a model, converted for a device; its parameters and state are arguments."""
   specs = [Spec.parse(text, name) for name, text in inputs.items()]
   trees = [model.params] if model.state is None else [model.params, model.state]
   converted = jax2tf.convert(
     model.fun,
     polymorphic_shapes=[*(None for _ in trees), *(", ".join(spec.texts) for spec in specs)],
     polymorphic_constraints=constraints,
+    platforms=_PLATFORMS[device],
   )
   of_inputs = [tf.TensorSpec(spec.sizes, tf.as_dtype(spec.dtype)) for spec in specs]
   return Subject(converted, [*map(_specs, trees), *of_inputs])

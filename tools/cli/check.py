@@ -54,7 +54,7 @@ def check(
       raise click.UsageError("--device stands alone: check --for in another call")
     from jax2tf.tools.cli import _devices  # noqa: PLC0415
 
-    subject = _devices.subject(model, specs, named.polymorphic_constraints)
+    subject = _devices.subject(model, specs, named.polymorphic_constraints, device)
     found = _devices.of_function(subject, device, with_gradient)
     taken = None
     if run:

@@ -10,6 +10,9 @@ import tensorflow as tf
 
 from jax2tf.devices import Finding, readiness
 
+# The numbers are those of graphs for GPUs.
+PLATFORMS = ("cuda",)
+
 # {"ops": that run, "no kernel": ops that run on the host, "bounces": copies to the host in the
 # middle, "in loops": ops and copies of both kinds in loops, "predicates", "int32" and "uploads":
 # other copies, "which": what the first two are, "xla": ops without a kernel of XLA}, or

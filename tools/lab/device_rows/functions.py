@@ -98,5 +98,5 @@ def measured(names: Sequence[str]) -> Iterator[tuple[str, counts.Numbers]]:
   for name in names:
     row = FUNCTIONS[name]
     shapes = [_SHAPES.get(spec.shape.rank) if None in spec.shape else None for spec in row.specs]
-    converted = jax2tf.convert(row.fun, polymorphic_shapes=shapes)
+    converted = jax2tf.convert(row.fun, polymorphic_shapes=shapes, platforms=counts.PLATFORMS)
     yield name, counts.of_function(converted, row.specs)

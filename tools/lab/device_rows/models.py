@@ -55,6 +55,7 @@ def _exported(name: str) -> tuple[Any, list[Any]]:
     fun,
     polymorphic_shapes=[None, *(", ".join(spec.texts) for spec in inputs)],
     polymorphic_constraints=entry.constraints,
+    platforms=counts.PLATFORMS,
   )
   return converted, [
     _specs(params),
@@ -65,7 +66,7 @@ def _exported(name: str) -> tuple[Any, list[Any]]:
 def _small(name: str) -> tuple[Any, list[Any]]:
   model = zoo.MODELS[name]
   fun, params = model.build()
-  converted = jax2tf.convert(fun, polymorphic_shapes=[None, model.spec])
+  converted = jax2tf.convert(fun, polymorphic_shapes=[None, model.spec], platforms=counts.PLATFORMS)
   inputs = jax.tree.map(
     lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), model.inputs(model.batches[0])
   )

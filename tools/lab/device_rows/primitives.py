@@ -56,7 +56,8 @@ def _row(name: str, cases: Sequence[str]) -> tuple[str, Numbers]:
 def _of_case(case: str) -> counts.Numbers:
   fun, arrays, *_ = function(f"harness:{case}", 0)
   specs = [tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)) for x in arrays]
-  return counts.of_function(jax2tf.convert(fun, with_gradient=False), specs)
+  converted = jax2tf.convert(fun, with_gradient=False, platforms=counts.PLATFORMS)
+  return counts.of_function(converted, specs)
 
 
 def _lost(error: workers.LostError, name: str, _: Sequence[str]) -> tuple[str, Numbers]:

@@ -14,8 +14,9 @@ _ABOUT = """# What stays on a GPU
 Generated from the numbers in `docs/reports/data`; do not edit. `make devices` reads all of it
 again.
 
-The tables but the first are read from TensorFlow's registry, which says for which devices and
-dtypes an op has a kernel, and which operands and results the kernel has in host memory.
+The tables but the first are of graphs for GPUs, `platforms=["cuda"]`, and read from TensorFlow's
+registry, which says for which devices and dtypes an op has a kernel, and which operands and results
+the kernel has in host memory.
 [Numerics](../guide/numerics.md#gpu-and-tpu) says what that shows, and what not.
 
 A cell has the ops without a GPU kernel and the bounces: tensors that are copied to the host in the
