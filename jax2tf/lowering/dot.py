@@ -148,7 +148,7 @@ def _accumulator(ctx: RuleContext, dtype: tf.DType) -> tf.DType:
   """The type to multiply and add in. Integers wrap, so any wide enough signed type gives the bits
   of the result's."""
   # Kernels of GPUs add bf16 and f16 in f32 and round once, at the end, as JAX's own there.
-  if dtype in _DIRECT or (dtype in HALF and ctx.destination.is_gpu):
+  if dtype in _DIRECT or (dtype in HALF and ctx.destination.only_on_gpus):
     return dtype
   if dtype == tf.bool:
     return tf.int32

@@ -59,22 +59,17 @@ class Destination:
     return self.keep_shardings or self.dtensor_mesh is not None
 
   @property
-  def kinds(self) -> tuple[str, ...]:
-    """The platforms, those of this machine's TensorFlow where none are named."""
-    return self.platforms or _here()
-
-  @property
-  def is_gpu(self) -> bool:
-    """Whether the graph runs on GPUs alone."""
-    return {"cuda", "rocm"}.issuperset(self.kinds)
-
-  @property
   def on_gpu(self) -> bool:
     """Whether the graph may run on a GPU, so that its ops should have kernels there."""
     if self.platforms:
       return not _GPUS.isdisjoint(self.platforms)
     # Logical devices would start TensorFlow's runtime, after which it takes no settings of devices.
     return bool(tf.config.list_physical_devices("GPU"))
+
+  @property
+  def only_on_gpus(self) -> bool:
+    """Whether the graph runs on a GPU, and on no other platform."""
+    return self.on_gpu and _GPUS.issuperset(self.platforms)
 
   def sizes(self) -> contextlib.AbstractContextManager[Any]:
     """Where to make the ops that compute sizes: on the host, if the others may be on a GPU."""
@@ -94,7 +89,7 @@ class Destination:
     default; None if there is none."""
     chosen = [
       [i for i, names in enumerate(platforms) if names is None or here in names]
-      for here in self.kinds
+      for here in self.platforms or _here()
     ]
     return {indices[0] if indices else None for indices in chosen}
 

@@ -35,7 +35,8 @@ _MORE = frozenset(
 
 def has_tf32(destination: Destination) -> bool:
   """Whether TensorFlow multiplies in TensorFloat-32 there: NVIDIA's GPUs, unless it is off."""
-  return "cuda" in destination.kinds and tf.config.experimental.tensor_float_32_execution_enabled()
+  on_nvidia = destination.on_gpu and destination.platforms != ("rocm",)
+  return on_nvidia and tf.config.experimental.tensor_float_32_execution_enabled()
 
 
 def exceeds_tf32(eqn: Eqn) -> bool:
