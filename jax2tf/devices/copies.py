@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 import tensorflow as tf
 
+from jax2tf.devices import report
 from jax2tf.devices.flat import PREDICATE, RESULT, Node, Value
 from jax2tf.devices.kernels import ON_HOST, is_pinned
 
@@ -16,30 +16,19 @@ from jax2tf.devices.kernels import ON_HOST, is_pinned
 _LARGEST_CONSTANT = 100 * 1024
 
 
-class Kind(Enum):
-  """What a copy is to the program."""
-
-  BOUNCE = "bounce"
-  SYNC = "predicate"
-  INT32 = "int32"
-  RETURN = "return"
-  UPLOAD = "upload"
-  RESULT = "result"
-
-
 @dataclass(frozen=True)
 class Copy:
   """A tensor that is copied from one memory to the other.
 
   Attributes:
-    kind: as `Copies` explains.
+    kind: of `report`, as `Copies` explains.
     value: the tensor.
     reader: the node that needs the copy; if there are several, the one that decides the kind.
     operand: which of the reader's operands it is.
     to_host: from the device to the host, or the other way.
   """
 
-  kind: Kind
+  kind: str
   value: Value
   reader: Node
   operand: int
@@ -110,20 +99,20 @@ class Copies:
         kind, node, i = min(across, key=lambda one: _SEVEREST_FIRST.index(one[0]))
         yield Copy(kind, value, node, i, to_host)
 
-  def _kind(self, value: Value, reader: Node, to_host: bool) -> Kind:
+  def _kind(self, value: Value, reader: Node, to_host: bool) -> str:
     node, i = value
     is_int32 = node.dtypes[i] == tf.int32
     if not to_host:
-      back = Kind.INT32 if is_int32 else Kind.RETURN
-      return back if value in self._of_device else Kind.UPLOAD
+      back = report.INT32 if is_int32 else report.RETURN
+      return back if value in self._of_device else report.UPLOAD
     if reader.kind in (PREDICATE, "Assert"):
-      return Kind.SYNC
+      return report.SYNC
     results = {(reader, j) for j in range(len(reader.dtypes))}
     if self._is_on_device(reader) or results & self._indices:
-      return Kind.BOUNCE
+      return report.BOUNCE
     if not results & self._returned:
-      return Kind.RESULT
-    return Kind.INT32 if is_int32 else Kind.BOUNCE
+      return report.RESULT
+    return report.INT32 if is_int32 else report.BOUNCE
 
   def _is_on_host(self, value: Value) -> bool:
     node, i = value
@@ -181,7 +170,14 @@ class Copies:
     )
 
 
-_SEVEREST_FIRST = (*Kind,)
+_SEVEREST_FIRST = (
+  report.BOUNCE,
+  report.SYNC,
+  report.INT32,
+  report.RETURN,
+  report.UPLOAD,
+  report.RESULT,
+)
 
 
 def _closure(values: Iterable[Value], following: Callable[[Value], Iterable[Value]]) -> set[Value]:

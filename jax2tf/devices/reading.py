@@ -12,21 +12,13 @@ from jax import tree_util
 from jax2tf import survey
 from jax2tf._tf_compat import kernels as registry
 from jax2tf.devices import flat, report
-from jax2tf.devices.copies import Copies, Copy, Kind
+from jax2tf.devices.copies import Copies, Copy
 from jax2tf.devices.flat import Node
 from jax2tf.devices.kernels import DEVICES, Kernels, kernels
 from jax2tf.devices.report import Finding, Readiness
 from jax2tf.messages import ArgumentError
 from jax2tf.survey import Origin
 
-_KINDS = {
-  Kind.BOUNCE: report.BOUNCE,
-  Kind.SYNC: report.SYNC,
-  Kind.INT32: report.INT32,
-  Kind.RETURN: report.RETURN,
-  Kind.UPLOAD: report.UPLOAD,
-  Kind.RESULT: report.RESULT,
-}
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 _ADVICE = {
   report.BOUNCE: (
@@ -157,7 +149,7 @@ class _Reader:
       findings += [
         self._copied(copy)
         for copy in copies.copies()
-        if not (copy.kind is Kind.UPLOAD and copy.value[0].kind == flat.ARGUMENT)
+        if not (copy.kind == report.UPLOAD and copy.value[0].kind == flat.ARGUMENT)
       ]
     return Readiness(
       device, self._kernels.device_type, len(copies.running()), report.merged(findings)
@@ -170,7 +162,7 @@ class _Reader:
     return self._finding(kind, node, node.kind, ", ".join(dtypes), "", advice)
 
   def _copied(self, copy: Copy) -> Finding:
-    kind, reader = _KINDS[copy.kind], copy.reader
+    kind, reader = copy.kind, copy.reader
     producer, i = copy.value
     advice = _ADVICE[kind]
     equation = self._origin(reader)
