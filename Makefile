@@ -24,6 +24,7 @@
 #   make targets      primitives, programs and models in the runtime of each target, in plain tools, in older releases and beside another converter, resumable, and the report docs/reports/targets.md
 #   make models       the zoo of tests/support/models in every runtime, MiniLM with each quantization, functions of Diffrax, NumPyro and other libraries, resumable, and the report docs/reports/models.md
 #   make devices      which ops of primitives, functions and the zoo stay on a GPU, by TensorFlow's registry of kernels, and the report docs/reports/devices.md; 15 minutes
+#   make gpu          on a machine with a GPU: values, times and copies of the zoo and of large programs in TensorFlow and JAX, in build/gpu.json
 #   make reports      writes the pages and the chart of docs/reports anew from docs/reports/data, without measuring
 #   make golden       rewrites the op counts of ten models, after a deliberate change of the graphs
 #
@@ -47,7 +48,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_command_line_error
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests serving power-cut models speed targets devices reports golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests serving power-cut models speed targets devices gpu reports golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -129,6 +130,11 @@ speed: $(VENV)/.dev
 
 devices: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.matrix devices
+
+gpu: $(VENV)/.dev
+	mkdir -p build
+	$(RUN) -m jax2tf.tools.lab.gpu_rows tensorflow build/gpu.json
+	JAX_PLATFORMS=cuda,cpu $(RUN) -m jax2tf.tools.lab.gpu_rows jax build/gpu.json
 
 reports: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.pages
