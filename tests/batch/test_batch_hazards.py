@@ -211,7 +211,7 @@ def test_a_worker_that_runs_nothing_is_replaced(
   for each in (name, "other"):
     (tmp_path / f"{each}.jsonl").write_text('{"x": 1}\n')
   with plan.opened([str(tmp_path / "*.jsonl")], tmp_path / "out", asked(doubled)) as found:
-    outcome = supervisor.run(found, workers=2, threads=1, stall_seconds=1)
+    outcome = supervisor.run(found, supervisor.Processes(2, 1), stall_seconds=1)
     assert (outcome.shards, outcome.rows, outcome.renewed, outcome.failed) == (2, 18, renewed, {})
     monkeypatch.setattr(
       supervisor, "_COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -223,4 +223,4 @@ def test_a_worker_that_runs_nothing_is_replaced(
         match=r"cannot start a worker: it ran no rows for 0 s \(--stall_seconds\), so its worker "
         r"ended with -9",
       ):
-        supervisor.run(found, workers=1, threads=1, stall_seconds=0.2)
+        supervisor.run(found, supervisor.Processes(1, 1), stall_seconds=0.2)

@@ -158,7 +158,11 @@ def convert(
   from jax2tf.converters.saved_model import warmup  # noqa: PLC0415
   from jax2tf.tools.cli import _loading, _samples  # noqa: PLC0415
 
-  settings = {name: value for name, value in others.items() if value not in (None, False, ())}
+  settings = {  # 0 is a version
+    name: value
+    for name, value in others.items()
+    if value is not None and value is not False and value != ()
+  }
   if sizes:
     settings["size"] = _loading.sizes(sizes)
   for name in settings.keys() - _OPTIONS_OF[to]:
