@@ -57,7 +57,7 @@ def _static_value(tensor: tf.Tensor) -> np.ndarray | None:
 def where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """`x` where the condition holds, else `y`; one of the two has the shape of the result."""
   if (rank := max(condition.shape.rank, x.shape.rank, y.shape.rank)) <= 8:
-    return tf.where(condition, *(_for_layouts(case, rank) for case in (x, y)))
+    return tf.where(condition, x, y)
   # TF 2.21: SelectV2 takes at most 8 dimensions. Select takes more, but broadcasts nothing.
   shape = tf.shape(x if x.shape.rank == rank else y)
   condition = tf.logical_or(condition, tf.fill(shape, False))
@@ -68,16 +68,20 @@ def where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   )
 
 
-def _for_layouts(case: tf.Tensor, rank: int) -> tf.Tensor:
-  """A constant number as an array of `rank` dimensions of 1, beside images.
+def beside_images(ctx: RuleContext, rank: int, *cases: tf.Tensor) -> list[tf.Tensor]:
+  """The cases of a selection, which has this rank. Where the graph may run on a GPU and select
+  images, a constant number has as many dimensions, of size 1.
 
   TF 2.21 on a GPU: Grappler's optimizer of layouts gives up the whole graph, with an error in the
   log, where a SelectV2 of images has an operand without dimensions.
   """
-  if rank not in (4, 5) or case.shape.rank != 0 or not case.dtype.is_floating:
-    return case
-  value = _static_value(case)
-  return case if value is None else tf.constant(value, case.dtype, [1] * rank)
+  if not (ctx.destination.on_gpu and rank in (4, 5)):
+    return list(cases)
+  values = [_static_value(case) if case.shape.rank == 0 else None for case in cases]
+  return [
+    case if value is None else tf.constant(value, case.dtype, [1] * rank)
+    for case, value in zip(cases, values, strict=True)
+  ]
 
 
 def bit_width(dtype: tf.DType) -> int:

@@ -17,7 +17,7 @@ from jax2tf import _tf_compat
 from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import HALF
-from jax2tf.lowering._common import scalar, where
+from jax2tf.lowering._common import beside_images, scalar
 from jax2tf.lowering._movement import is_zero, transposed
 
 
@@ -240,16 +240,13 @@ def max_pool(
   )
   if plain:
     return images.pooled(ctx, tf.raw_ops.MaxPool(input=x, **attributes))
-  zero, one = scalar(0, x), scalar(1, x)
-  kinds = where(
-    tf.math.is_nan(x), scalar(2, x), where(tf.equal(x, scalar(float("-inf"), x)), zero, one)
-  )
+  numbers = (scalar(value, x) for value in (0, 1, 2, float("-inf"), float("nan")))
+  zero, one, two, least, nan = beside_images(ctx, x.shape.rank, *numbers)
+  kinds = tf.where(tf.math.is_nan(x), two, tf.where(tf.equal(x, least), zero, one))
   y, kind = (tf.raw_ops.MaxPool(input=z, **attributes) for z in (x, kinds))
   # Each selects a constant that is not finite: tf2onnx 1.17 computes other selections as c * x + (1
   # - c) * y, here NaN.
-  y = where(
-    kind > one, scalar(float("nan"), x), where(tf.equal(kind, zero), scalar(float("-inf"), x), y)
-  )
+  y = tf.where(kind > one, nan, tf.where(tf.equal(kind, zero), least, y))
   y = images.pooled(ctx, y)
   return y if sign > 0 else -y
 

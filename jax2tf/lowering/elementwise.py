@@ -16,7 +16,16 @@ from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import HALF, NARROW, ON_HOST_OF_GPU, UNSIGNED, WIDER
 from jax2tf.lowering._as_written import apart, as_written
-from jax2tf.lowering._common import cast, is_known, key_kind, ordinals, scalar, where, widened
+from jax2tf.lowering._common import (
+  beside_images,
+  cast,
+  is_known,
+  key_kind,
+  ordinals,
+  scalar,
+  where,
+  widened,
+)
 from jax2tf.lowering._kernels import negative, subtract
 from jax2tf.registry import lower_directly, lowers
 
@@ -333,7 +342,10 @@ def _select_n(ctx: RuleContext, which: tf.Tensor, *cases: tf.Tensor) -> tf.Tenso
   An index out of range selects the nearest case, as XLA's decision tree does.
   """
   if which.dtype == tf.bool:
-    return where(which, cases[1], cases[0]) if len(cases) == 2 else cases[0]
+    if len(cases) == 1:
+      return cases[0]
+    no, yes = beside_images(ctx, len(ctx.aval_out.shape), *cases)
+    return where(which, yes, no)
 
   def among(first: int, cases: tuple[tf.Tensor, ...]) -> tf.Tensor:
     if len(cases) == 1:

@@ -197,3 +197,20 @@ def test_on_gpu():
   assert Destination(("cpu", "cuda")).on_gpu
   assert not Destination(("cpu", "tpu")).on_gpu
   assert Destination().on_gpu == bool(tf.config.list_physical_devices("GPU"))
+
+
+@pytest.mark.parametrize(("platforms", "rank"), [(["cuda"], 4), (["cpu"], 0)])
+def test_grappler_can_lay_out_selections_of_images_on_gpus(platforms: list[str], rank: int) -> None:
+  """Its optimizer of layouts takes operands with the dimensions of images only. On CPUs a number is
+  faster."""
+
+  def fun(x: jax.Array) -> jax.Array:
+    pooled = lax.reduce_window(x, -np.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
+    return jnp.where(pooled > 1, pooled, 0.5)
+
+  converted = tf.function(jax2tf.convert(fun, platforms=platforms), autograph=False)
+  graph = converted.get_concrete_function(tf.TensorSpec([2, 5, 5, 3])).graph
+  selections = [op for op in graph.get_operations() if op.type == "SelectV2"]
+  constants = [x for op in selections for x in op.inputs if x.op.type == "Const"]
+  assert {x.shape.rank for x in constants} == {rank}
+  assert len(constants) == 6
