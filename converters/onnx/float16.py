@@ -91,7 +91,7 @@ def halved(proto: Any, weights: Mapping[str, np.ndarray], *, keep_io_types: bool
   described = (*inferred.input, *inferred.value_info, *inferred.output)
   floats = {value.name for value in described if value.type.tensor_type.elem_type == FLOAT}
   ways = _Ways(floats | set(constants), constants, set(weights))
-  ends = [] if keep_io_types else float_ends(proto.graph, weights)
+  ends = [] if keep_io_types else _float_ends(proto.graph, weights)
   ways.enter([value.name for value in proto.graph.input if value.name in ends])
   for node in proto.graph.node:
     ways.take(node)
@@ -113,7 +113,7 @@ def halved(proto: Any, weights: Mapping[str, np.ndarray], *, keep_io_types: bool
   return Halved(result, ways.rounded, narrow)
 
 
-def float_ends(graph: Any, weights: Collection[str]) -> list[str]:
+def _float_ends(graph: Any, weights: Collection[str]) -> list[str]:
   """The inputs and outputs that are float32, without parameters."""
   return [
     value.name
@@ -126,17 +126,8 @@ def _exchange(graph: Any, narrow: Mapping[str, str]) -> None:
   """Gives the float16 forms the names of inputs and outputs."""
   names = {name: f"{name}/float32" for name in narrow}
   names |= {half: name for name, half in narrow.items()}
-
-  def visit(nodes: Any) -> None:
-    for node in nodes:
-      node.input[:] = [names.get(name, name) for name in node.input]
-      node.output[:] = [names.get(name, name) for name in node.output]
-      for body in protos.bodies(node):
-        visit(body.node)
-        for value in body.output:
-          value.name = names.get(value.name, value.name)
-
-  visit(graph.node)
+  for node in graph.node:
+    protos.rename(node, names)
   for value in (*graph.input, *graph.output):
     if value.name in narrow:
       value.type.tensor_type.elem_type = FLOAT16
@@ -173,7 +164,7 @@ class _Ways:
           self._not_wide.add(name)
           self.rounded[name] = node.name
     else:
-      for name in (*node.input, *_captured(node)):
+      for name in protos.reads(node):
         self.widen(name)
     self.nodes.append(new)
 
@@ -231,19 +222,10 @@ def _half_name(name: str) -> str:
   return f"{name}/float16"
 
 
-def _captured(node: Any) -> Iterator[str]:
-  """The names that the bodies of a node use, their own ones too."""
-  for body in protos.bodies(node):
-    yield from (output.name for output in body.output)
-    for inner in body.node:
-      yield from inner.input
-      yield from _captured(inner)
-
-
 def _stored(graph: Any, ways: _Ways) -> Iterator[Any]:
   """The initializers, each in the forms that the nodes use."""
   helper = extra("onnx").numpy_helper
-  used = {name for node in ways.nodes for name in (*node.input, *_captured(node))}
+  used = {name for node in ways.nodes for name in protos.reads(node)}
   used |= {output.name for output in graph.output}
   # a large constant has one form in the file; a Cast makes the other
   cast = {output for node in ways.nodes if node.op_type == "Cast" for output in node.output}

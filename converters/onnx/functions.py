@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,8 @@ def with_functions(model: Any, modules: Collection[str]) -> Any:
   nodes = functions.folded(steps, 0)
   del graph.node[:]
   graph.node.extend(nodes)
-  used = {name for node in nodes for name in _reads(node)} | {value.name for value in graph.output}
+  used = {name for node in nodes for name in protos.reads(node)}
+  used |= {value.name for value in graph.output}
   kept = [tensor for tensor in graph.initializer if tensor.name in used]
   del graph.initializer[:], graph.value_info[:]
   graph.initializer.extend(kept)
@@ -69,7 +70,7 @@ def inlined(model: Any) -> Any:
 
 def _steps(graph: Any, modules: Collection[str]) -> list[_Step]:
   nodes = list(graph.node)
-  reads = [tuple(_reads(node)) for node in nodes]
+  reads = [tuple(protos.reads(node)) for node in nodes]
   readers: dict[str, list[int]] = collections.defaultdict(list)
   for i, names in enumerate(reads):
     for name in names:
@@ -103,23 +104,6 @@ def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
   return first[:n]
 
 
-def _reads(node: Any) -> Iterator[str]:
-  """The values that a node reads, each once."""
-  names = [name for name in node.input if name]
-  for body in protos.bodies(node):
-    names += _captures(body)
-  yield from dict.fromkeys(names)
-
-
-def _captures(body: Any) -> Iterator[str]:
-  """The values from outside that a loop or branch reads."""
-  inside = {value.name for value in (*body.input, *body.initializer)}
-  for node in body.node:
-    yield from (name for name in _reads(node) if name not in inside)
-    inside.update(node.output)
-  yield from (value.name for value in body.output if value.name not in inside)
-
-
 class _Functions:
   """Makes the functions of a graph.
 
@@ -132,14 +116,13 @@ class _Functions:
     modules = extra("onnx.helper").make_opsetid(DOMAIN, 1)
     self._opset_import = [*opset_import, modules]
     self._constants = {tensor.name: tensor for tensor in graph.initializer}
-    self._ends = {value.name for value in graph.input}
     self._outputs = {value.name for value in graph.output}
     self._readers: dict[str, set[int]] = collections.defaultdict(set)
     for step in steps:
       for name in step.reads:
         self._readers[name].add(id(step))
     self._by_body: dict[bytes, Any] = {}
-    self._calls: set[str] = set()  # the names of their nodes
+    self._names, self._names_of_calls = _Names(), _Names()
 
   def folded(self, steps: Sequence[_Step], depth: int) -> list[Any]:
     """The nodes, those of each module at this depth as one."""
@@ -161,17 +144,24 @@ class _Functions:
     """The calls of a module: those without a value in common. Parameters do not count."""
     if key is None:
       return [(key, steps)]
-    part_of: dict[str, int] = {}
+    first: dict[str, int] = {}  # the step that has a value first
+    earlier = list(range(len(steps)))  # a step of the same call
+
+    def earliest(i: int) -> int:
+      while earlier[i] != i:
+        earlier[i] = earlier[earlier[i]]
+        i = earlier[i]
+      return i
+
+    for i, step in enumerate(steps):
+      for name in (*step.node.output, *step.reads):
+        if name and name not in self._constants:
+          ends = earliest(i), earliest(first.setdefault(name, i))
+          earlier[max(ends)] = min(ends)
     parts: dict[int, list[_Step]] = {}
     for i, step in enumerate(steps):
-      names = [*step.node.output, *(n for n in step.reads if n not in self._constants)]
-      before = sorted({part_of[name] for name in names if name in part_of})
-      merged = [step_before for j in before for step_before in parts.pop(j)]
-      parts[i] = [*merged, step]
-      for each in parts[i]:
-        part_of |= dict.fromkeys((*each.node.output, *each.reads), i)
-    order = {id(step): i for i, step in enumerate(steps)}
-    return [(key, sorted(part, key=lambda step: order[id(step)])) for part in parts.values()]
+      parts.setdefault(earliest(i), []).append(step)
+    return [(key, part) for part in parts.values()]
 
   def _call(self, path: str, steps: Sequence[_Step], nodes: Sequence[Any]) -> Any:
     """The node in place of the steps of a module, which are these nodes by now."""
@@ -181,21 +171,12 @@ class _Functions:
     body = _Body(path, _ordered(nodes, outputs), outputs, self._constants)
     key = body.proto.SerializeToString(deterministic=True)
     if key not in self._by_body:
-      body.proto.name = self._name(path)
+      body.proto.name = self._names.unique(re.sub(r"_\d+$", "", path.rpartition("/")[2]))
       body.proto.opset_import.extend(self._opset_import)
       self._by_body[key] = body.proto
       self.protos.append(body.proto)
-    function = self._by_body[key]
-    name = _unique(path, self._calls)
-    self._calls.add(name)
-    return extra("onnx.helper").make_node(
-      function.name, body.inputs, outputs, name=name, domain=DOMAIN
-    )
-
-  def _name(self, path: str) -> str:
-    stem = re.sub(r"_\d+$", "", path.rpartition("/")[2])
-    taken = {function.name for function in self.protos}
-    return _unique(stem, taken)
+    function, name = self._by_body[key].name, self._names_of_calls.unique(path)
+    return extra("onnx.helper").make_node(function, body.inputs, outputs, name=name, domain=DOMAIN)
 
 
 def _groups(
@@ -245,7 +226,7 @@ def _ordered(nodes: Sequence[Any], outputs: Sequence[str]) -> list[Any]:
     i = waiting[-1]
     if i not in started:
       started.add(i)
-      needs = [producer[name] for name in _reads(nodes[i]) if name in producer]
+      needs = [producer[name] for name in protos.reads(nodes[i]) if name in producer]
       waiting += [j for j in reversed(needs) if j not in started]
     else:
       ordered.setdefault(waiting.pop(), nodes[i])
@@ -264,29 +245,23 @@ class _Body:
     self, path: str, nodes: Sequence[Any], outputs: Sequence[str], constants: Mapping[str, Any]
   ):
     self._path, self._constants = path, constants
-    self._names: dict[str, str] = {}  # of values in the graph -> in the function
-    self._nodes: set[str] = set()  # the names of nodes
     made = {name for node in nodes for name in node.output}
-    reads = dict.fromkeys(name for node in nodes for name in _reads(node))
+    reads = dict.fromkeys(name for node in nodes for name in protos.reads(node))
     taken = [name for name in reads if name not in made]
     inside = [name for name in taken if name in constants and _is_inside(constants[name])]
     parameters = [name for name in taken if name in constants and name not in inside]
     self.inputs = [name for name in taken if name not in constants] + parameters
-    for name in self.inputs:
-      self._add(name, self._of_parameter(name) if name in parameters else "x")
-    for name in inside:
-      self._add(name, "constant")
-    for node in nodes:
-      for name in filter(None, node.output):
-        self._add(name, self._relative(name))
+    stems = {name: self._of_parameter(name) if name in parameters else "x" for name in self.inputs}
+    stems |= dict.fromkeys(inside, "constant")
+    stems |= {name: self._relative(name) for node in nodes for name in node.output if name}
+    values, self._names_of_nodes = _Names(), _Names()
+    # of values in the graph -> in the function
+    self._names = {name: values.unique(stem) for name, stem in stems.items()}
     onnx = extra("onnx")
     self.proto = onnx.FunctionProto(domain=DOMAIN)
     self.proto.input.extend(self._names[name] for name in self.inputs)
     self.proto.output.extend(self._names[name] for name in outputs)
     self.proto.node.extend([*map(self._constant, inside), *map(self._node, nodes)])
-
-  def _add(self, name: str, stem: str) -> None:
-    self._names[name] = _unique(stem, set(self._names.values()))
 
   def _relative(self, name: str) -> str:
     """The name of a value or node without the module, and without numbers that depend on the rest
@@ -313,23 +288,9 @@ class _Body:
   def _node(self, node: Any) -> Any:
     copy = type(node)()
     copy.CopyFrom(node)
-    copy.name = _unique(self._relative(node.name), self._nodes)
-    self._nodes.add(copy.name)
-    self._rename(copy, {})
+    copy.name = self._names_of_nodes.unique(self._relative(node.name))
+    protos.rename(copy, self._names)
     return copy
-
-  def _rename(self, node: Any, inner: Mapping[str, str]) -> None:
-    """Renames what a node reads and makes. `inner`: the values of the loop or branch around it."""
-    for names in (node.input, node.output):
-      names[:] = [inner.get(name, self._names.get(name, name)) for name in names]
-    for body in protos.bodies(node):
-      own = [value.name for value in (*body.input, *body.initializer)]
-      own += [name for each in body.node for name in each.output]
-      shadowing = {**inner, **{name: name for name in own}}
-      for each in body.node:
-        self._rename(each, shadowing)
-      for value in body.output:
-        value.name = shadowing.get(value.name, self._names.get(value.name, value.name))
 
 
 def _is_inside(tensor: Any) -> bool:
@@ -341,9 +302,18 @@ def _is_inside(tensor: Any) -> bool:
   return is_local and size <= (1 if is_float else _SMALL)
 
 
-def _unique(stem: str, taken: Collection[str]) -> str:
-  name, n = stem, 0
-  while name in taken:
-    n += 1
-    name = f"{stem}_{n}"
-  return name
+class _Names:
+  """Names that differ."""
+
+  def __init__(self) -> None:
+    self._taken: set[str] = set()
+    self._numbers: collections.Counter[str] = collections.Counter()
+
+  def unique(self, stem: str) -> str:
+    """The stem, with a number if it is taken."""
+    name = stem
+    while name in self._taken:
+      self._numbers[stem] += 1
+      name = f"{stem}_{self._numbers[stem]}"
+    self._taken.add(name)
+    return name

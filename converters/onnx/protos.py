@@ -1,9 +1,9 @@
-"""ONNX's protocol buffers: the graphs inside of nodes, dtypes, and shape inference."""
+"""ONNX's protocol buffers: the graphs inside of nodes, names, dtypes, and shape inference."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .runtime import extra
@@ -27,6 +27,38 @@ def bodies(node: Any) -> Iterator[Any]:
     yield from attribute.graphs
     if attribute.HasField("g"):
       yield attribute.g
+
+
+def reads(node: Any) -> Iterator[str]:
+  """The values that a node reads, also in loops and branches, each once."""
+  names = [name for name in node.input if name]
+  for body in bodies(node):
+    names += _captures(body)
+  yield from dict.fromkeys(names)
+
+
+def _captures(body: Any) -> Iterator[str]:
+  """The values from outside that a loop or branch reads."""
+  inside = {value.name for value in (*body.input, *body.initializer)}
+  for node in body.node:
+    yield from (name for name in reads(node) if name not in inside)
+    inside.update(node.output)
+  yield from (value.name for value in body.output if value.name not in inside)
+
+
+def rename(node: Any, names: Mapping[str, str]) -> None:
+  """Renames the values that a node reads and makes, also in loops and branches, whose own values
+  keep their names."""
+  for values in (node.input, node.output):
+    values[:] = [names.get(name, name) for name in values]
+  for body in bodies(node):
+    own = {value.name for value in (*body.input, *body.initializer)}
+    own.update(name for each in body.node for name in each.output)
+    from_outside = {name: new for name, new in names.items() if name not in own}
+    for each in body.node:
+      rename(each, from_outside)
+    for value in body.output:
+      value.name = from_outside.get(value.name, value.name)
 
 
 def inferred(model: Any) -> Any:
