@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import jax
@@ -72,47 +73,56 @@ class Quantization:
   schemes: ClassVar[tuple[str, ...]]
 
   scheme: str | None = None
-  dataset: Dataset | None = None
+  representative_dataset: Any = None
   least_cosine: float | None = None
   least_top_1: float | None = None
   scores: Sequence[str] | None = None
   narrow_inputs: Sequence[str] = ()
 
-  @classmethod
-  def of(cls, scheme: str | None, representative_dataset: Any, **options: Any) -> Self:
-    """Checks the options, which are the other fields, and reads the samples.
+  @cached_property
+  def dataset(self) -> Dataset | None:
+    """The samples, which are read once."""
+    data = self.representative_dataset
+    return None if data is None else Dataset.of(data)
+
+  def check(self, comparison: plan.Comparison) -> None:
+    """Checks the options, and then reads the samples, which may take minutes.
+
+    Args:
+      comparison: that of the export.
 
     Raises:
       ValueError: the scheme is unknown; an option does not apply to it, or has another kind; the
         samples are missing, or not samples.
     """
-    if scheme is not None and scheme not in cls.schemes:
+    self._check_scheme()
+    self._check_options()
+    self._check_tolerances(comparison)
+    _ = self.dataset
+
+  def _check_scheme(self) -> None:
+    if self.scheme is not None and self.scheme not in self.schemes:
       raise ArgumentError(
-        "quantization", scheme, advice=f"give one of: {', '.join(cls.schemes)}; or leave it out"
+        "quantization",
+        self.scheme,
+        advice=f"give one of: {', '.join(self.schemes)}; or leave it out",
       )
-    if scheme == "int8" and representative_dataset is None:
+    if self.scheme == "int8" and self.representative_dataset is None:
       raise ArgumentError(
         "representative_dataset",
         None,
-        problem=f"{scheme} needs typical inputs of the model",
+        problem=f"{self.scheme} needs typical inputs of the model",
         advice="give [{input: array}, ...]",
       )
-    if scheme is None and representative_dataset is not None:
+    if self.scheme is None and self.representative_dataset is not None:
       raise ArgumentError(
         "quantization",
         None,
         problem="a representative_dataset is for a scheme",
         advice=Text("name one, or give ", Argument("examples"), " for the comparison"),
       )
-    quantization = cls(scheme, **options)
-    quantization._check()
-    return (
-      quantization
-      if representative_dataset is None
-      else replace(quantization, dataset=Dataset.of(representative_dataset))
-    )
 
-  def _check(self) -> None:
+  def _check_options(self) -> None:
     kinds.check_names("scores", self.scores)
     kinds.check_names("narrow_inputs", self.narrow_inputs)
     for name, least in (("least_cosine", self.least_cosine), ("least_top_1", self.least_top_1)):
@@ -126,8 +136,7 @@ class Quantization:
       if least is not None and not 0 <= least <= 1:
         raise ArgumentError(name, least, advice="give a number from 0 to 1")
 
-  def check_tolerances(self, comparison: plan.Comparison) -> None:
-    """Raises ArgumentError for `rtol` and `atol`, by which a quantised model is not compared."""
+  def _check_tolerances(self, comparison: plan.Comparison) -> None:
     if self.scheme is not None and (comparison.rtol, comparison.atol) != (None, None):
       name = "atol" if comparison.rtol is None else "rtol"
       raise ArgumentError(
@@ -164,7 +173,7 @@ class Quantization:
         advice=f"choose from {', '.join(sorted(outputs))}",
       )
     dataset = self.dataset.checked(records, self.narrow_inputs) if self.dataset else None
-    return replace(self, dataset=dataset)
+    return replace(self, representative_dataset=dataset)
 
 
 def compared(

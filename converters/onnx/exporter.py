@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,25 +88,19 @@ def save(
     >>> onnx.run("model.onnx", {"x": np.zeros((1, 2), np.float32)})
     {'y': array([[0., 0.]], dtype=float32)}
   """
-  target = _target(
-    path,
-    Onnx(
-      overwrite,
-      Comparison(sizes, samples, examples, rtol, atol),
-      opset,
-      external_data_threshold,
-      precision,
-      functions=functions,
-      inputs_as_nchw=inputs_as_nchw,
-      outputs_as_nchw=outputs_as_nchw,
-      keep_io_types=keep_io_types,
+  target = Onnx(
+    overwrite,
+    Comparison(sizes, samples, examples, rtol, atol),
+    opset,
+    external_data_threshold,
+    precision,
+    Quantization(
+      quantization, representative_dataset, least_cosine, least_top_1, scores, narrow_inputs
     ),
-    quantization,
-    representative_dataset,
-    least_cosine=least_cosine,
-    least_top_1=least_top_1,
-    scores=scores,
-    narrow_inputs=narrow_inputs,
+    functions,
+    inputs_as_nchw,
+    outputs_as_nchw,
+    keep_io_types,
   )
   return pipeline.exported_function(
     target,
@@ -228,43 +221,22 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model.onnx', True)
   """
-  target = _target(
-    path,
-    Onnx(
-      overwrite,
-      Comparison(sizes, samples, examples, rtol, atol),
-      opset,
-      external_data_threshold,
-      precision,
-      functions=functions,
-      inputs_as_nchw=inputs_as_nchw,
-      outputs_as_nchw=outputs_as_nchw,
-      keep_io_types=keep_io_types,
+  target = Onnx(
+    overwrite,
+    Comparison(sizes, samples, examples, rtol, atol),
+    opset,
+    external_data_threshold,
+    precision,
+    Quantization(
+      quantization, representative_dataset, least_cosine, least_top_1, scores, narrow_inputs
     ),
-    quantization,
-    representative_dataset,
-    least_cosine=least_cosine,
-    least_top_1=least_top_1,
-    scores=scores,
-    narrow_inputs=narrow_inputs,
+    functions,
+    inputs_as_nchw,
+    outputs_as_nchw,
+    keep_io_types,
   )
   return pipeline.exported(
     target, model, path, signatures=signatures, reference=reference, params=params, idioms=idioms
-  )
-
-
-def _target(
-  path: str | os.PathLike[str],
-  target: Onnx,
-  quantization: str | None,
-  representative_dataset: Any,
-  **options: Any,
-) -> Onnx:
-  """The export with this quantization. The path comes first: reading the samples may take
-  minutes."""
-  target.check_path(paths.of(path))
-  return replace(
-    target, quantization=Quantization.of(quantization, representative_dataset, **options)
   )
 
 

@@ -117,11 +117,7 @@ def _specs(model: Any, end: str) -> dict[str, str]:
     for value in getattr(model.graph, end)
     if end == "output" or value.name not in constants
   }
-  return whole_specs(specs, _metadata(model).get(COMPLEX, "").split())
-
-
-def _metadata(model: Any) -> dict[str, str]:
-  return {each.key: each.value for each in model.metadata_props}
+  return whole_specs(specs, protos.names_in(protos.metadata(model), COMPLEX))
 
 
 def _spec(value: Any) -> str:
@@ -151,7 +147,7 @@ def _as_float32(specs: Mapping[str, str], names: Sequence[str]) -> dict[str, str
 
 
 def _notes(model: Any) -> dict[str, str]:
-  metadata = _metadata(model)
+  metadata = protos.metadata(model)
   notes = {"written by": f"{model.producer_name} {model.producer_version}".strip()}
   if releases.OLDEST in metadata:
     notes["oldest ONNX Runtime"] = metadata[releases.OLDEST]
@@ -257,8 +253,8 @@ def verify(
   """
   contents = inspect(path)
   opened = session(contents.path)
-  nchw = layouts.names_in(opened.get_modelmeta().custom_metadata_map)
-  half = opened.get_modelmeta().custom_metadata_map.get(float16.ENDS, "").split()
+  noted = opened.get_modelmeta().custom_metadata_map
+  nchw, half = (protos.names_in(noted, key) for key in (layouts.NCHW, float16.ENDS))
   of_function = {
     name: {
       end: _as_float32(layouts.as_in_function(specs, nchw), half) for end, specs in ends.items()

@@ -102,8 +102,3 @@ def to_file(arrays: Mapping[str, np.ndarray], names: Collection[str]) -> dict[st
 def from_file(arrays: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, np.ndarray]:
   """The arrays as the function has them."""
   return {name: x.transpose(_LAST) if name in names else x for name, x in arrays.items()}
-
-
-def names_in(metadata: Mapping[str, str]) -> list[str]:
-  """The inputs and outputs of a file that are NCHW."""
-  return metadata.get(NCHW, "").split()

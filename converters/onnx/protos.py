@@ -1,4 +1,5 @@
-"""ONNX's protocol buffers: the graphs inside of nodes, names, dtypes, and shape inference."""
+"""ONNX's protocol buffers: metadata, the graphs inside of nodes, names, dtypes, and shape
+inference."""
 
 from __future__ import annotations
 
@@ -27,6 +28,16 @@ def bodies(node: Any) -> Iterator[Any]:
     yield from attribute.graphs
     if attribute.HasField("g"):
       yield attribute.g
+
+
+def metadata(model: Any) -> dict[str, str]:
+  """The metadata of a ModelProto."""
+  return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def names_in(noted: Mapping[str, str], key: str) -> list[str]:
+  """The inputs and outputs that an entry of the metadata lists."""
+  return noted.get(key, "").split()
 
 
 def reads(node: Any) -> Iterator[str]:

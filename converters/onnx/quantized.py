@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..export import quantization
-from . import bfloat16, layouts, releases
+from . import bfloat16, layouts, protos
 from .runtime import extra
 
 # Products alone: quantised sums, norms and activations would round again between two products, for
@@ -65,7 +65,7 @@ def quantized(file: Path, scheme: Quantization) -> Any:
       quantizer.quantize_static(
         file,
         result,
-        _Samples(scheme, layouts.names_in({e.key: e.value for e in before.metadata_props})),
+        _Samples(scheme, protos.names_in(protos.metadata(before), layouts.NCHW)),
         activation_type=quantizer.QuantType.QUInt8,
         op_types_to_quantize=list(_CALIBRATED),
         extra_options={"MatMulConstBOnly": True},
@@ -75,9 +75,8 @@ def quantized(file: Path, scheme: Quantization) -> Any:
       quantizer.quantize_dynamic(file, result, op_types_to_quantize=list(_DYNAMIC), **options)
     proto = onnx.load_model(str(result))
   proto.producer_name, proto.producer_version = before.producer_name, before.producer_version
-  kept = [entry for entry in before.metadata_props if entry.key not in releases.KEYS]
   del proto.metadata_props[:]
-  proto.metadata_props.extend(kept)
+  proto.metadata_props.extend(before.metadata_props)
   return proto
 
 

@@ -77,7 +77,7 @@ NAN: Mapping[tuple[str, str], int] = {
 _OPERAND = {"Where": 1}  # the operand that has the dtype; for other ops the first
 
 # Keys in the model's metadata.
-KEYS = OLDEST, OLDEST_FOR_NAN = "jax2tf.oldest_runtime", "jax2tf.oldest_runtime_for_nan"
+OLDEST, OLDEST_FOR_NAN = "jax2tf.oldest_runtime", "jax2tf.oldest_runtime_for_nan"
 
 
 class Oldest(NamedTuple):

@@ -21,7 +21,7 @@ from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
 from ..verify.report import Report
-from . import bfloat16, float16, functions, layouts, opsets, quantized, releases, runtime
+from . import bfloat16, float16, functions, layouts, opsets, protos, quantized, releases, runtime
 from .model import COMPLEX, Translated, lacking_kernels, translated
 from .quantized import Quantization
 from .runtime import RUNTIME, extra
@@ -81,6 +81,7 @@ class Onnx(Target[WrittenModel]):
     publish.check_file(path, self.overwrite, "model.onnx")
 
   def check(self) -> None:
+    self.quantization.check(self.comparison)
     if self.precision not in PRECISIONS:
       raise ArgumentError(
         "precision", self.precision, advice=f"give one of: {', '.join(PRECISIONS)}"
@@ -89,7 +90,6 @@ class Onnx(Target[WrittenModel]):
       raise ArgumentError("functions", self.functions, advice=f"give {MODULES!r}, or leave it out")
     for module in ("tf2onnx", "onnxruntime"):
       extra(module)
-    self.quantization.check_tolerances(self.comparison)
     if self.quantization.scheme is not None and self.precision != FLOAT32:
       raise ArgumentError(
         "precision",
@@ -118,6 +118,7 @@ class Onnx(Target[WrittenModel]):
 
   def write(self, source: Source, place: Path, name: str) -> WrittenModel:
     (signature,) = source.signatures.values()
+    modules = None if self.functions is None else signature.modules
     variables = signature.function.graph.variables
     size = sum(v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size for v in variables)
     within = size <= self.external_data_threshold
@@ -132,9 +133,10 @@ class Onnx(Target[WrittenModel]):
     if scheme.scheme is not None:
       whole = place / "float32"
       whole.mkdir()
-      file = _saved(model, whole / name).path
-      model = self._with_large_apart(replace(model, proto=quantized.quantized(file, scheme)))
-    modules = None if self.functions is None else signature.modules
+      _write(model, whole / name)
+      model = self._with_large_apart(
+        replace(model, proto=quantized.quantized(whole / name, scheme))
+      )
     return replace(_saved(model, place / name, modules), quantization=scheme)
 
   def _with_large_apart(self, model: Translated) -> Translated:
@@ -227,11 +229,20 @@ class _Constant:
     return self.value
 
 
-def _saved(model: Translated, file: Path, modules: Collection[str] | None = None) -> WrittenModel:
-  """Writes the model, and its `weights` to a second file; with functions for these modules."""
+def _saved(model: Translated, file: Path, modules: Collection[str] | None) -> WrittenModel:
+  """Writes the model as `_write` does, with the oldest releases for it in its metadata."""
   oldest = releases.oldest(model.proto)
   model.proto.metadata_props.add(key=releases.OLDEST, value=oldest.ordinary)
   model.proto.metadata_props.add(key=releases.OLDEST_FOR_NAN, value=oldest.nan)
+  parts = _write(model, file, modules)
+  return WrittenModel(file, parts, oldest.ordinary, oldest.nan, model=model)
+
+
+def _write(
+  model: Translated, file: Path, modules: Collection[str] | None = None
+) -> tuple[Path, ...]:
+  """Writes the model, and its `weights` to a second file, which is returned; with functions for
+  these modules."""
   parts: tuple[Path, ...] = ()
   if model.weights:
     remaining = [value for value in model.proto.graph.input if value.name not in model.weights]
@@ -240,7 +251,7 @@ def _saved(model: Translated, file: Path, modules: Collection[str] | None = None
     parts = (_write_weights(model, file.parent, file.stem),)
   proto = model.proto if modules is None else functions.with_functions(model.proto, modules)
   extra("onnx").save_model(proto, str(file))
-  return WrittenModel(file, parts, oldest.ordinary, oldest.nan, model=model)
+  return parts
 
 
 def _write_weights(model: Translated, place: Path, stem: str) -> Path:
@@ -331,9 +342,9 @@ def answers(
   """See `export.source.Runner`. `as_in_file`: NCHW inputs and outputs are so in the runs too."""
   names = [output.name for output in session.get_outputs()]
   noted = session.get_modelmeta().custom_metadata_map
-  narrow, pairs = noted.get(bfloat16.OUTPUTS, "").split(), noted.get(COMPLEX, "").split()
-  nchw = [] if as_in_file else layouts.names_in(noted)
-  half = noted.get(float16.ENDS, "").split()
+  keys = (bfloat16.OUTPUTS, COMPLEX, float16.ENDS, layouts.NCHW)
+  narrow, pairs, half, nchw = (protos.names_in(noted, key) for key in keys)
+  nchw = [] if as_in_file else nchw
 
   def prepared(run: plan.Run) -> Callable[[], dict[str, Any]]:
     inputs = _held(layouts.to_file(run.inputs, nchw))

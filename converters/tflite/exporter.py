@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +85,19 @@ def save(
     >>> made.path.name
     'model.tflite'
   """
-  target = _target(
-    path,
+  target = TFLite(
     overwrite,
     Comparison(sizes, samples, examples, rtol, atol),
-    quantization,
-    representative_dataset,
-    least_cosine=least_cosine,
-    least_top_1=least_top_1,
-    scores=scores,
-    narrow_inputs=narrow_inputs,
-    inference_input_type=inference_input_type,
-    inference_output_type=inference_output_type,
+    Quantization(
+      quantization,
+      representative_dataset,
+      least_cosine,
+      least_top_1,
+      scores,
+      narrow_inputs,
+      inference_input_type,
+      inference_output_type,
+    ),
   )
   return pipeline.exported_function(
     target,
@@ -212,37 +212,22 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model.tflite', True)
   """
-  target = _target(
-    path,
+  target = TFLite(
     overwrite,
     Comparison(sizes, samples, examples, rtol, atol),
-    quantization,
-    representative_dataset,
-    least_cosine=least_cosine,
-    least_top_1=least_top_1,
-    scores=scores,
-    narrow_inputs=narrow_inputs,
-    inference_input_type=inference_input_type,
-    inference_output_type=inference_output_type,
+    Quantization(
+      quantization,
+      representative_dataset,
+      least_cosine,
+      least_top_1,
+      scores,
+      narrow_inputs,
+      inference_input_type,
+      inference_output_type,
+    ),
   )
   return pipeline.exported(
     target, model, path, signatures=signatures, reference=reference, params=params, idioms=idioms
-  )
-
-
-def _target(
-  path: str | os.PathLike[str],
-  overwrite: bool,
-  comparison: Comparison,
-  quantization: str | None,
-  representative_dataset: Any,
-  **options: Any,
-) -> TFLite:
-  """The export with these options. The path comes first: reading the samples may take minutes."""
-  target = TFLite(overwrite, comparison)
-  target.check_path(paths.of(path))
-  return replace(
-    target, quantization=Quantization.of(quantization, representative_dataset, **options)
   )
 
 

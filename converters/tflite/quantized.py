@@ -27,8 +27,8 @@ class Quantization(quantization.Quantization):
   inference_input_type: str | None = None
   inference_output_type: str | None = None
 
-  def _check(self) -> None:
-    super()._check()
+  def _check_options(self) -> None:
+    super()._check_options()
     types = {name: vars(self)[name] for name in ("inference_input_type", "inference_output_type")}
     for name, dtype in types.items():
       if dtype is not None and (dtype not in _INTEGERS or self.scheme != "int8"):

@@ -52,11 +52,10 @@ class TFLite(Target[File]):
     publish.check_file(path, self.overwrite, "model.tflite")
 
   def check(self) -> None:
-    scheme = self.quantization.scheme
+    self.quantization.check(self.comparison)
     runtime.extra("ai_edge_litert")
-    if scheme == "int4":
+    if self.quantization.scheme == "int4":
       runtime.extra("ai_edge_quantizer")
-    self.quantization.check_tolerances(self.comparison)
 
   def accept(self, source: Source) -> None:
     scheme = self.quantization.scheme
