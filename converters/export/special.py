@@ -21,6 +21,11 @@ def like(value: float, x: tf.Tensor) -> tf.Tensor:
   return tf.constant(value, x.dtype)
 
 
+def widened(x: tf.Tensor) -> tf.Tensor:
+  """x as f64 or f32, in which these functions compute."""
+  return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+
+
 def polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
   """A polynomial by Horner's rule; the coefficient of the highest power comes first."""
   value = like(coefficients[0], x)

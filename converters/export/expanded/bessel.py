@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..expansion import expands
-from ..special import like
+from ..special import like, widened
 from ._chebyshev import interpolated, midpoints, series
 
 # Two Chebyshev series, in x up to _SPLIT and in 1/x above it, as in Cephes and XLA. Numbers of
@@ -47,9 +47,8 @@ def _coefficients(order: int, dtype: tf.DType) -> tuple[tuple[float, ...], tuple
 def _bessel(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   """x f32[...] -> f32[...]."""
   order = 1 if op.type == "BesselI1e" else 0
-  dtype = x.dtype if x.dtype in _TERMS else tf.float32
-  near_terms, far_terms = _coefficients(order, dtype)
-  wide = tf.cast(x, dtype)
+  wide = widened(x)
+  near_terms, far_terms = _coefficients(order, wide.dtype)
   split, size = like(_SPLIT, wide), tf.abs(wide)
   small, large = tf.minimum(size, split), tf.maximum(size, split)
   near = series(near_terms, small / like(_SPLIT / 2, wide) - like(1.0, wide))

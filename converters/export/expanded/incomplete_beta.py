@@ -9,13 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from ..expansion import expands
-from ..special import like
+from ..special import like, widened
 from ._factorials import LARGE, excess, reciprocal, same_shape, stirling
 
 # Numbers of terms of the fraction: this many, and so many for each unit of the root of the larger
 # parameter, but no more than _MOST.
 _TERMS = {tf.float32: (20, 0.7), tf.float64: (60, 1.3)}
 _MOST = 2000
+_LEAST = 2.0**-126  # the least normal number of float32
 
 
 @expands("Betainc")
@@ -26,11 +27,8 @@ def _betainc(op: Any, a: tf.Tensor, b: tf.Tensor, x: tf.Tensor) -> list[tf.Tenso
   has_limits = ~((a <= zero) | (b <= zero))
   is_finite = (a < infinity) & (b < infinity)
   defined = has_limits & is_finite & (x > zero) & (x < one)
-  dtype = x.dtype if x.dtype in _TERMS else tf.float32
-  safe = [
-    tf.where(defined, tf.cast(value, dtype), like(other, tf.zeros([], dtype)))
-    for value, other in ((a, 1.0), (b, 1.0), (x, 0.5))
-  ]
+  wide = [(widened(value), other) for value, other in ((a, 1.0), (b, 1.0), (x, 0.5))]
+  safe = [tf.where(defined, value, like(other, value)) for value, other in wide]
   result = tf.where(defined, tf.cast(_inside(*safe), x.dtype), like(math.nan, x))
   result = tf.where(has_limits & tf.equal(x, zero), zero, result)
   return [tf.where(has_limits & tf.equal(x, one), one, result)]
@@ -50,8 +48,7 @@ def _inside(a: tf.Tensor, b: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 def _exponent(a: tf.Tensor, b: tf.Tensor, x: tf.Tensor, beyond: tf.Tensor) -> tf.Tensor:
   """a (u - log(1 + u)) with u = beyond / a, where 1 + u is x (a + b) / a."""
-  least = float(x.dtype.as_numpy_dtype(0) + math.ldexp(1.0, -126))
-  mean = tf.maximum(a / (a + b), least)
+  mean = tf.maximum(a / (a + b), _LEAST)
   return a * excess(beyond / a, tf.math.log(x / mean))
 
 

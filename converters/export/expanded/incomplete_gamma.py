@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..expansion import expands
-from ..special import like, polynomial
+from ..special import like, polynomial, widened
 from ._factorials import LARGE, digamma, excess, is_near, reciprocal, same_shape, stirling
 
 # Numbers of terms, the least ones after which the error is rounding only.
@@ -44,8 +44,8 @@ class _Operands:
   """
 
   def __init__(self, a: tf.Tensor, x: tf.Tensor):
-    dtype = a.dtype if a.dtype in _SERIES else tf.float32
-    a, x, infinity = tf.cast(a, dtype), tf.cast(x, dtype), tf.constant(math.inf, dtype)
+    a, x = widened(a), widened(x)
+    infinity = like(math.inf, x)
     self.defined = (a > 0.0) & (a < infinity) & (x > 0.0) & (x < infinity)
     one = tf.ones_like(a)
     self.a, self.x = tf.where(self.defined, a, one), tf.where(self.defined, x, one)

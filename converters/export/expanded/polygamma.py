@@ -9,21 +9,17 @@ from typing import Any
 import tensorflow as tf
 
 from ..expansion import expands
-from ..special import like
+from ..special import like, widened
 from ._factorials import bernoulli, digamma, same_shape
 
 _TERMS = 10  # of zeta that are added one by one, as in XLA
 _CORRECTIONS = 12
 
 
-def _widened(x: tf.Tensor) -> tf.Tensor:
-  return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
-
-
 @expands("Digamma")
 def _digamma(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   """x f32[...] -> f32[...]; NaN at the poles."""
-  return [tf.cast(_digamma_everywhere(_widened(x)), x.dtype)]
+  return [tf.cast(_digamma_everywhere(widened(x)), x.dtype)]
 
 
 def _digamma_everywhere(x: tf.Tensor) -> tf.Tensor:
@@ -39,7 +35,7 @@ def _digamma_everywhere(x: tf.Tensor) -> tf.Tensor:
 @expands("Zeta")
 def _zeta(op: Any, x: tf.Tensor, q: tf.Tensor) -> list[tf.Tensor]:
   """x, q f32[...] -> f32[...], the sum of (q + k)**-x over k >= 0."""
-  result = _zeta_everywhere(*same_shape(_widened(x), _widened(q)))
+  result = _zeta_everywhere(*same_shape(widened(x), widened(q)))
   return [tf.cast(result, x.dtype)]
 
 
@@ -68,7 +64,7 @@ def _zeta_everywhere(x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
 @expands("Polygamma")
 def _polygamma(op: Any, n: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
   """n, x f32[...] -> f32[...], derivative n of Digamma; NaN unless n is a natural number."""
-  order, wide = same_shape(_widened(n), _widened(x))
+  order, wide = same_shape(widened(n), widened(x))
   is_odd = tf.equal(tf.math.floormod(order, like(2.0, order)), 1.0)
   size = tf.exp(tf.math.lgamma(order + 1.0)) * _zeta_everywhere(order + 1.0, wide)
   value = tf.where(is_odd, size, -size)
