@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from jax2tf.messages import ArgumentTypeError
 
 from . import libraries
 
+# Two threads that give a class another `__call__` would restore that of each other.
+_LOCK = threading.RLock()
 # A module -> (its name in the module that holds it, the module) of all modules inside, each once.
 Modules = Callable[[Any], Iterator[tuple[str, Any]]]
 
@@ -54,7 +57,7 @@ def with_module_scopes(fun: Callable[..., Any], model: Any) -> Callable[..., Any
   @functools.wraps(fun)
   def scoped(*args: Any, **kwargs: Any) -> Any:
     calls = _Calls(modules)
-    with contextlib.ExitStack() as stack:
+    with _LOCK, contextlib.ExitStack() as stack:
       for each in classes:
         stack.enter_context(_scoped(each, calls))
       return fun(*args, **kwargs)

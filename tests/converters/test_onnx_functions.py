@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,31 @@ def test_scopes_end_with_the_call() -> None:
   assert (nnx.Linear.__call__, nnx.Sequential.__call__) == before
   with pytest.raises(TypeError, match="of type int"):
     saved_model.with_module_scopes(fun, 3)
+
+
+def test_scopes_of_two_threads_end() -> None:
+  """The second call begins during the first one, if it can, and ends after it."""
+  net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+  before = nnx.Linear.__call__
+  events = {name: threading.Event() for name in ("first runs", "second runs", "first ended")}
+
+  def first() -> None:
+    events["first runs"].set()
+    events["second runs"].wait(timeout=0.2)
+
+  def second() -> None:
+    events["second runs"].set()
+    events["first ended"].wait(timeout=10)
+
+  other = threading.Thread(target=saved_model.with_module_scopes(first, net))
+  other.start()
+  events["first runs"].wait(timeout=10)
+  last = threading.Thread(target=saved_model.with_module_scopes(second, net))
+  last.start()
+  other.join()
+  events["first ended"].set()
+  last.join()
+  assert nnx.Linear.__call__ == before
 
 
 def test_what_has_no_modules_is_refused(tmp_path: Path) -> None:
