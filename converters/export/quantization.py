@@ -165,13 +165,7 @@ class Quantization:
     """
     records = {name: signature.record for name, signature in source.signatures.items()}
     outputs = {name for record in records.values() for name in record.outputs}
-    if strange := [name for name in self.scores or () if name not in outputs]:
-      raise ArgumentError(
-        "scores",
-        self.scores,
-        problem=f"there is no output {strange[0]!r}",
-        advice=f"choose from {', '.join(sorted(outputs))}",
-      )
+    kinds.check_known("scores", self.scores or (), sorted(outputs), "there is no output")
     dataset = self.dataset.checked(records, self.narrow_inputs) if self.dataset else None
     return replace(self, representative_dataset=dataset)
 

@@ -380,7 +380,7 @@ def _chosen(
 ) -> dict[str, manifest.SignatureRecord]:
   kinds.check_names("signatures", names)
   if names is not None:
-    kinds.check_chosen(names, records)
+    kinds.check_known("signatures", names, records)
     return {name: records[name] for name in names}
   first: dict[str, str] = {}
   for name, record in records.items():

@@ -13,6 +13,7 @@ from jax2tf.messages import ArgumentError
 
 from ..bundle.notation import Spec
 from ..export.source import Signature
+from ..saved_model import kinds
 from ..saved_model.arguments import input_specs
 
 # key in the model's metadata: the inputs and outputs, separated by spaces, that are NCHW in the
@@ -28,7 +29,8 @@ def channels_first(
   """The signature with these inputs and outputs in NCHW, in its function and in its record.
 
   Raises:
-    ArgumentError: there is no such input or output, or its rank is not 4.
+    ArgumentError: there is no such input or output, or its rank is not 4; or a string is given for
+      a list of names.
   """
   record = signature.record
   _check("inputs_as_nchw", inputs, record.inputs)
@@ -62,6 +64,7 @@ def channels_first(
 
 
 def _check(argument: str, names: Sequence[str], specs: Mapping[str, str]) -> None:
+  kinds.check_names(argument, names)
   images = [name for name, text in specs.items() if len(Spec.parse(text).dims or ()) == _RANK]
   for name in names:
     if name not in images:

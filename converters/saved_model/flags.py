@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jax2tf.messages import ArgumentError
+from . import kinds
 
 
 def with_flags(fun: Callable[..., Any], flags: Sequence[str]) -> Callable[..., Any]:
@@ -26,7 +26,7 @@ def with_flags(fun: Callable[..., Any], flags: Sequence[str]) -> Callable[..., A
     are.
 
   Raises:
-    ValueError: `fun` has no such parameter.
+    ValueError: `fun` has no such parameter, or `flags` is a string.
 
   Examples:
     >>> import jax.numpy as jnp
@@ -45,13 +45,8 @@ def with_flags(fun: Callable[..., Any], flags: Sequence[str]) -> Callable[..., A
     for name, p in signature.parameters.items()
     if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
   ]
-  if unknown := [name for name in flags if name not in named]:
-    raise ArgumentError(
-      "flags",
-      list(flags),
-      problem=f"the function has no parameter {unknown[0]!r}",
-      advice=f"choose from {', '.join(named)}",
-    )
+  kinds.check_names("flags", flags)
+  kinds.check_known("flags", flags, named, "the function has no parameter")
 
   @functools.wraps(fun)
   def flagged(*args: Any, **kwargs: Any) -> Any:

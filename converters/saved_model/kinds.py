@@ -31,13 +31,15 @@ def check_names(name: str, value: Any) -> None:
     raise ArgumentError(name, value, advice="give a list of strings")
 
 
-def check_chosen(signatures: Sequence[str], known: Collection[str]) -> None:
-  """Raises ValueError for the name of a signature that a model does not have."""
-  if unknown := [name for name in signatures if name not in known]:
+def check_known(
+  name: str, values: Sequence[str], known: Collection[str], lacks: str = "the model has no"
+) -> None:
+  """Raises ValueError for a value that is not known. `lacks`: the error before that value."""
+  if unknown := [value for value in values if value not in known]:
     raise ArgumentError(
-      "signatures",
-      list(signatures),
-      problem=f"the model has no {unknown[0]!r}",
+      name,
+      list(values),
+      problem=f"{lacks} {unknown[0]!r}",
       advice=f"choose from {', '.join(known)}",
     )
 

@@ -29,7 +29,7 @@ def chosen(
   kinds.check_names("signatures", signatures)
   kinds.check_mapping("inputs", inputs, "input: array")
   names = list(records) if signatures is None else list(signatures)
-  kinds.check_chosen(names, records)
+  kinds.check_known("signatures", names, records)
   if not names:
     raise ArgumentError(
       "signatures",

@@ -50,3 +50,5 @@ def test_python_booleans_stay_as_they_are() -> None:
 def test_a_flag_that_is_no_parameter_is_refused() -> None:
   with pytest.raises(ValueError, match=r"flags = \['train'\].*no parameter 'train'; choose from x"):
     saved_model.with_flags(lambda x: x, ["train"])
+  with pytest.raises(ValueError, match="flags = 'x': a string would be taken letter by letter"):
+    saved_model.with_flags(lambda x: x, "x")

@@ -82,4 +82,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
   options = OPTIONS | {"outputs_as_nchw": ["mean"]}
   with pytest.raises(ValueError, match=r"outputs_as_nchw = \['mean'\].*choose from features"):
     onnx.save(model, KERNEL, tmp_path / "model.onnx", **options)
+  options = OPTIONS | {"inputs_as_nchw": "image"}
+  with pytest.raises(ValueError, match="inputs_as_nchw = 'image': a string would be taken letter"):
+    onnx.save(model, KERNEL, tmp_path / "model.onnx", **options)
   assert not [*tmp_path.iterdir()]
