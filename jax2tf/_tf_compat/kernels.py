@@ -34,13 +34,6 @@ def kernels_of(op: str) -> Sequence[Any]:
   return tuple(_registered(op).kernel)
 
 
-def length(op: tf.Operation, argument: Any) -> int:
-  """The number of tensors of an argument, an ArgDef, of an op."""
-  if argument.number_attr:
-    return op.get_attr(argument.number_attr)
-  return len(op.get_attr(argument.type_list_attr)) if argument.type_list_attr else 1
-
-
 @functools.cache
 def _register_xla() -> None:
   """Has TensorFlow register the kernels of XLA's devices, which it does when it first compiles."""

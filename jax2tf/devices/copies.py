@@ -76,7 +76,8 @@ class Copies:
 
   def running(self) -> list[Node]:
     """The nodes that are ops and no constants."""
-    return [n for n in self._nodes if _is_op(n) and n.kind != "NoOp" and n not in self._folded]
+    ops = (node for node in self._nodes if node.op is not None and node.kind != "NoOp")
+    return [node for node in ops if node not in self._folded]
 
   def missing(self) -> list[Node]:
     """The nodes without a kernel for whose operands or results tensors are copied."""
@@ -96,7 +97,7 @@ class Copies:
         if node.operand_on_host(i) == to_host and not self._is_made_for(value, node)
       ]
       if across:
-        kind, node, i = min(across, key=lambda one: _SEVEREST_FIRST.index(one[0]))
+        kind, node, i = min(across, key=lambda one: report.SEVEREST_FIRST.index(one[0]))
         yield Copy(kind, value, node, i, to_host)
 
   def _kind(self, value: Value, reader: Node, to_host: bool) -> str:
@@ -107,10 +108,9 @@ class Copies:
       return back if value in self._of_device else report.UPLOAD
     if reader.kind in (PREDICATE, "Assert"):
       return report.SYNC
-    results = {(reader, j) for j in range(len(reader.dtypes))}
-    if self._is_on_device(reader) or results & self._indices:
+    if self._is_on_device(reader) or not self._indices.isdisjoint(reader.results):
       return report.BOUNCE
-    if not results & self._returned:
+    if self._returned.isdisjoint(reader.results):
       return report.RESULT
     return report.INT32 if is_int32 else report.BOUNCE
 
@@ -142,7 +142,7 @@ class Copies:
 
   def _crosses(self, node: Node) -> bool:
     operands = (v for v in node.operands if v[0] not in self._folded)
-    readers = (one for i in range(len(node.dtypes)) for one in self._readers[node, i])
+    readers = (one for value in node.results for one in self._readers[value])
     return any(not self._is_on_host(value) for value in operands) or any(
       not reader.operand_on_host(i) and reader.kind != RESULT for reader, i in readers
     )
@@ -157,7 +157,7 @@ class Copies:
     """The values in host memory that come of values on the device."""
 
     def results(node: Node) -> list[Value]:
-      return [(node, i) for i in range(len(node.dtypes))] if self._stays_on_host(node) else []
+      return node.results if self._stays_on_host(node) else []
 
     first = (
       result
@@ -168,16 +168,6 @@ class Copies:
     return _closure(
       first, lambda value: [y for reader, _ in self._readers[value] for y in results(reader)]
     )
-
-
-_SEVEREST_FIRST = (
-  report.BOUNCE,
-  report.SYNC,
-  report.INT32,
-  report.RETURN,
-  report.UPLOAD,
-  report.RESULT,
-)
 
 
 def _closure(values: Iterable[Value], following: Callable[[Value], Iterable[Value]]) -> set[Value]:
@@ -195,21 +185,14 @@ def _folded(nodes: list[Node]) -> set[Node]:
   """The nodes whose results are constants: Grappler computes them before the graph runs."""
   folded: set[Node] = set()
   for node in nodes:
-    if not _is_op(node):
+    if node.op is None:
       continue
-    if node.kind in ("Const", "DeviceIndex") or _is_folded(node, folded):
+    if node.kind in ("Const", "DeviceIndex") or _is_folded(node, node.op, folded):
       folded.add(node)
   return folded
 
 
-def _is_op(node: Node) -> bool:
-  """Not an argument or a result, nor what a loop or a branch becomes."""
-  return node.op is not None and node.op.type == node.kind
-
-
-def _is_folded(node: Node, folded: set[Node]) -> bool:
-  op = node.op
-  assert op is not None
+def _is_folded(node: Node, op: tf.Operation, folded: set[Node]) -> bool:
   return (
     bool(node.operands)
     and all(producer in folded for producer, _ in node.operands)

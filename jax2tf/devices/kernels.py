@@ -44,18 +44,16 @@ class Kernels:
     device_types = {kernel.device_type for kernel in _registry.kernels_of("AddV2")}
     self.device_type = next(kind for kind in DEVICES[device] if kind in device_types)
     self.is_xla = self.device_type.endswith("_JIT")
-    # kernels of DEFAULT are for every device but XLA's
+    # where a device has no kernel TensorFlow takes that of DEFAULT, but not where XLA compiles
     self._device_types = (self.device_type,) if self.is_xla else (self.device_type, "DEFAULT")
 
-  def kernel(self, op: tf.Operation) -> Any | None:
+  def _kernel(self, op: tf.Operation) -> Any | None:
     """The KernelDef that TensorFlow takes for an op, or None."""
-    matching = [
-      kernel
-      for device_type in self._device_types
-      for kernel in self._of_type(op.type, device_type)
-      if _matches(kernel, op)
-    ]
-    return max(matching, key=lambda kernel: kernel.priority, default=None)
+    for device_type in self._device_types:
+      matching = [kernel for kernel in self._of_type(op.type, device_type) if _matches(kernel, op)]
+      if matching:
+        return max(matching, key=lambda kernel: kernel.priority)
+    return None
 
   def dtypes_with_kernel(self, op: tf.Operation) -> list[str]:
     """The dtypes of an op's first attribute of that kind for which it has kernels."""
@@ -77,7 +75,7 @@ class Kernels:
     """Where the kernel of an op has its operands and results; None if there is no kernel."""
     if is_pinned(op):
       return Memory((True,) * len(op.inputs), (True,) * len(op.outputs))
-    kernel = self.kernel(op)
+    kernel = self._kernel(op)
     if kernel is None:
       return None
     on_host = frozenset(kernel.host_memory_arg)
@@ -125,15 +123,23 @@ def _places(
   op: tf.Operation, arguments: Sequence[Any], on_host: frozenset[str], dtypes: Sequence[tf.DType]
 ) -> tuple[bool, ...]:
   """For each tensor of the arguments of an OpDef, whether it is in host memory."""
-  named = [
-    argument.name in on_host
-    for argument in arguments
-    for _ in range(_registry.length(op, argument))
-  ]
-  # TensorFlow has these on the host whatever a kernel says (DataTypeAlwaysOnHost)
+  # TensorFlow has some dtypes on the host whatever a kernel says (DataTypeAlwaysOnHost)
   return tuple(
-    place or dtype in (tf.string, tf.resource) for place, dtype in zip(named, dtypes, strict=True)
+    name in on_host or dtype in (tf.string, tf.resource)
+    for name, dtype in zip(argument_names(op, arguments), dtypes, strict=True)
   )
+
+
+def argument_names(op: tf.Operation, arguments: Iterable[Any]) -> list[str]:
+  """For each operand, or result, of an op the name of its argument, of these ArgDefs."""
+  return [argument.name for argument in arguments for _ in range(_length(op, argument))]
+
+
+def _length(op: tf.Operation, argument: Any) -> int:
+  """The number of tensors of an argument, an ArgDef, of an op."""
+  if argument.number_attr:
+    return op.get_attr(argument.number_attr)
+  return len(op.get_attr(argument.type_list_attr)) if argument.type_list_attr else 1
 
 
 @functools.cache

@@ -10,11 +10,10 @@ import tensorflow as tf
 from jax import tree_util
 
 from jax2tf import survey
-from jax2tf._tf_compat import kernels as registry
 from jax2tf.devices import flat, report
 from jax2tf.devices.copies import Copies, Copy
 from jax2tf.devices.flat import Node
-from jax2tf.devices.kernels import DEVICES, Kernels, kernels
+from jax2tf.devices.kernels import DEVICES, Kernels, argument_names, kernels
 from jax2tf.devices.report import Finding, Readiness
 from jax2tf.messages import ArgumentError
 from jax2tf.survey import Origin
@@ -182,7 +181,7 @@ class _Reader:
       dtypes,
       operand,
       node.loops,
-      node.op.name if node.op is not None else "",
+      next((op.name for op in _ops(node)), ""),
       origin.primitive if origin else "",
       origin.where if origin else "",
       advice,
@@ -190,8 +189,7 @@ class _Reader:
 
   def _origin(self, node: Node) -> Origin | None:
     """The equation of an op, else that of the innermost call around it."""
-    ops = [*filter(None, [node.op]), *reversed(node.calls)]
-    return next((self._origins[op] for op in ops if op in self._origins), None)
+    return next((self._origins[op] for op in _ops(node) if op in self._origins), None)
 
   def _advice_for_missing(self, op: tf.Operation) -> str:
     if op.type in _PYTHON:
@@ -202,12 +200,15 @@ class _Reader:
     return f"{op.type} has no kernel there for any dtype: compute it before or after the function"
 
 
+def _ops(node: Node) -> list[tf.Operation]:
+  """The op of a node, and the calls, loops and branches around it, the innermost first."""
+  around = node.calls[::-1]
+  return [*around] if node.op is None else [node.op, *around]
+
+
 def _operand(copy: Copy) -> str:
   """The name of the operand that is copied."""
   op = copy.reader.op
-  if op is None or op.type != copy.reader.kind:
+  if op is None:
     return copy.reader.kind
-  names = [
-    argument.name for argument in op.op_def.input_arg for _ in range(registry.length(op, argument))
-  ]
-  return names[copy.operand]
+  return argument_names(op, op.op_def.input_arg)[copy.operand]

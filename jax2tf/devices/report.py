@@ -14,6 +14,7 @@ INT32 = "int32"
 RETURN = "return"
 UPLOAD = "upload"
 RESULT = "result"
+SEVEREST_FIRST = (NO_KERNEL, BOUNCE, SYNC, INT32, RETURN, UPLOAD, RESULT, HARMLESS)
 # What makes a function slow on the device; the others are for information.
 _COSTLY = (NO_KERNEL, BOUNCE)
 
@@ -112,13 +113,13 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
   for finding in findings:
     key = dataclasses.replace(finding, count=1, name=_without_number(finding.name))
     counts[key] = counts.get(key, 0) + finding.count
-  order = (NO_KERNEL, BOUNCE, SYNC, INT32, RETURN, UPLOAD, RESULT, HARMLESS)
-  return tuple(
-    sorted(
-      (dataclasses.replace(finding, count=count) for finding, count in counts.items()),
-      key=lambda f: (f.kind not in _COSTLY, -f.loops, order.index(f.kind), f.where, f.name),
-    )
-  )
+  once = [dataclasses.replace(finding, count=count) for finding, count in counts.items()]
+  return tuple(sorted(once, key=_rank))
+
+
+def _rank(finding: Finding) -> tuple[bool, int, int, str, str]:
+  severity = SEVEREST_FIRST.index(finding.kind)
+  return finding.kind not in _COSTLY, -finding.loops, severity, finding.where, finding.name
 
 
 def _without_number(name: str) -> str:
