@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -82,16 +83,36 @@ def readiness(
     raise ArgumentError(
       "device", device, problem="there is no such device", advice=f"one of {', '.join(DEVICES)}"
     )
-  with survey.origins() as origins:
-    concrete = concrete_function(model, specs, gradient, signature)
-  return _Reader(kernels(device), origins).readiness(device, concrete.graph)
+  return traced(model, specs, gradient, signature).readiness(device)
 
 
-def concrete_function(
+@dataclass(frozen=True)
+class Traced:
+  """A graph to read.
+
+  Attributes:
+    concrete: the concrete function of what a user gives. Of a function of trees it takes the
+      leaves.
+    origins: the equations of its ops, if it was converted here.
+  """
+
+  concrete: Any
+  origins: Mapping[tf.Operation, Origin]
+
+  def readiness(self, device: str) -> Readiness:
+    """The readiness for a device, of DEVICES."""
+    return _Reader(kernels(device), self.origins).readiness(device, self.concrete.graph)
+
+
+def traced(
   model: Any, specs: Sequence[Any], gradient: bool = False, signature: str = "serving_default"
-) -> Any:
-  """The concrete function of what a user gives; see `readiness`. Of a function of trees it takes
-  the leaves."""
+) -> Traced:
+  """The graph of what a user gives; see `readiness`."""
+  with survey.origins() as origins:
+    return Traced(_concrete_function(model, specs, gradient, signature), origins)
+
+
+def _concrete_function(model: Any, specs: Sequence[Any], gradient: bool, signature: str) -> Any:
   if isinstance(model, str | os.PathLike):
     signatures: Mapping[str, Any] = tf.saved_model.load(os.fspath(model)).signatures
     if signature not in signatures:

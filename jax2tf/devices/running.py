@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,18 +75,23 @@ def run(concrete: Any, arrays: Sequence[np.ndarray], device: str) -> Run:
   config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
   config.gpu_options.allow_growth = True
   with tf.compat.v1.Session(graph=graph, config=config) as session:
-    session.run(fetches, feeds)  # which places and optimises the graph
-    milliseconds = statistics.median(_timed(session, fetches, feeds) for _ in range(_CALLS))
+    duration = milliseconds(lambda: session.run(fetches, feeds))
     metadata = tf.compat.v1.RunMetadata()
     options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
     session.run(fetches, feeds, options=options, run_metadata=metadata)
-  return Run(device, milliseconds, *_steps(metadata.step_stats))
+  return Run(device, duration, *_steps(metadata.step_stats))
 
 
-def _timed(session: Any, fetches: Any, feeds: Any) -> float:
-  start = time.perf_counter()
-  session.run(fetches, feeds)
-  return 1e3 * (time.perf_counter() - start)
+def milliseconds(call: Callable[[], Any]) -> float:
+  """The median time of ten calls, after one that optimises or compiles; each waits for its
+  result."""
+  call()
+  times: list[float] = []
+  for _ in range(_CALLS):
+    start = time.perf_counter()
+    call()
+    times.append(1e3 * (time.perf_counter() - start))
+  return statistics.median(times)
 
 
 def _steps(stats: Any) -> tuple[tuple[tuple[str, str, float], ...], dict[str, tuple[int, float]]]:

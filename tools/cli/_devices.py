@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +20,44 @@ from jax2tf.converters.bundle.notation import Spec
 from jax2tf.converters.saved_model import draws
 from jax2tf.converters.saved_model.adapted import Adapted
 from jax2tf.converters.saved_model.domain import Domain
-from jax2tf.devices import Readiness, readiness, reading, running
+from jax2tf.devices import Finding, Readiness, readiness, reading, report, running
 from jax2tf.tools.cli._inspection import table
 
 # What stands in the summary, in this order.
 _COUNTS = {
-  "no kernel": "ops without a kernel",
-  "bounce": "bounces to the host",
-  "predicate": "waits for a predicate",
-  "int32": "copies for int32",
-  "upload": "values of the host",
+  report.NO_KERNEL: "ops without a kernel",
+  report.BOUNCE: "bounces to the host",
+  report.SYNC: "waits for a predicate",
+  report.INT32: "copies for int32",
+  report.UPLOAD: "values of the host",
 }
 # Where the graph of a function will run.
 _PLATFORMS = {"gpu": ("cuda",), "tpu": ("tpu",)}
 # Kinds that need no line of their own, without --json.
-_QUIET = ("return", "upload", "result", "on the host")
+_QUIET = (report.RETURN, report.UPLOAD, report.RESULT, report.HARMLESS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """A converted function, and the specs of its arguments: parameters, state, inputs."""
+  """A model, converted for a device.
 
-  function: Any
-  specs: Sequence[Any]
+  Attributes:
+    fun: the function of JAX.
+    trees: its first arguments: its parameters, and its state if it has one.
+    graph: of the function, or of it and its gradient.
+  """
+
+  fun: Callable[..., Any]
+  trees: Sequence[Any]
+  graph: reading.Traced
 
 
 def subject(
-  model: Adapted, inputs: Mapping[str, str], constraints: Sequence[str], device: str
+  model: Adapted,
+  inputs: Mapping[str, str],
+  constraints: Sequence[str],
+  device: str,
+  with_gradient: bool,
 ) -> Subject:
   """The function of a model, converted for a device; its parameters and state are arguments."""
   specs = [Spec.parse(text, name) for name, text in inputs.items()]
@@ -60,13 +69,15 @@ def subject(
     platforms=_PLATFORMS[device],
   )
   of_inputs = [tf.TensorSpec(spec.sizes, tf.as_dtype(spec.dtype)) for spec in specs]
-  return Subject(converted, [*map(_specs, trees), *of_inputs])
+  with stages.stage(f"convert for {device}"):
+    graph = reading.traced(converted, [*map(_specs, trees), *of_inputs], with_gradient)
+  return Subject(model.fun, trees, graph)
 
 
-def of_function(subject: Subject, device: str, with_gradient: bool) -> Readiness:
+def of_function(subject: Subject, device: str) -> Readiness:
   """The readiness of a function, or of the function and its gradient."""
   with stages.stage(f"read the kernels of {device}"):
-    return readiness(subject.function, *subject.specs, device=device, gradient=with_gradient)
+    return subject.graph.readiness(device)
 
 
 def of_saved_model(directory: str | Path, device: str) -> dict[str, Readiness]:
@@ -90,31 +101,20 @@ class Times:
   jax_backend: str
 
 
-def times(
-  subject: Subject,
-  model: Adapted,
-  inputs: Mapping[str, np.ndarray],
-  with_gradient: bool,
-  device: str,
-) -> Times:
+def times(subject: Subject, inputs: Mapping[str, np.ndarray], device: str) -> Times:
   """The times of a call with these inputs, on a device of TensorFlow such as GPU:0, and in JAX,
   always without the gradient there.
 
   Raises:
     ValueError: TensorFlow has no such device.
   """
-  trees = [model.params] if model.state is None else [model.params, model.state]
-  arguments = [*trees, *inputs.values()]
+  arguments = [*subject.trees, *inputs.values()]
   leaves = [np.asarray(x) for x in jax.tree.leaves(arguments)]
-  concrete = reading.concrete_function(subject.function, subject.specs, with_gradient)
   with stages.stage(f"run on {device}"):
-    on_device = running.run(concrete, leaves, device)
-  compiled, milliseconds = jax.jit(model.fun), []
-  for _ in range(11):  # the first one compiles
-    start = time.perf_counter()
-    jax.block_until_ready(compiled(*arguments))
-    milliseconds.append(1e3 * (time.perf_counter() - start))
-  return Times(on_device, statistics.median(milliseconds[1:]), jax.default_backend())
+    on_device = running.run(subject.graph.concrete, leaves, device)
+  compiled = jax.jit(subject.fun)
+  in_jax = running.milliseconds(lambda: jax.block_until_ready(compiled(*arguments)))
+  return Times(on_device, in_jax, jax.default_backend())
 
 
 def drawn(
@@ -164,25 +164,26 @@ def text(found: Readiness, taken: Times | None = None) -> str:
     f"read from the kernels of {found.registry} in TensorFlow {tf.__version__}; "
     + (_took(taken) if taken else "nothing ran there")
   )
-  rows = [
-    (
-      finding.kind,
-      f"{finding.op} {finding.dtypes}" + (f", {finding.operand}" if finding.operand else ""),
-      str(finding.count),
-      "yes" if finding.loops else "",
-      finding.where or finding.name,
-      *([f"{taken.run.of(finding.name)[1]:.3f}"] if taken else []),
-    )
-    for finding in found.findings
-    if finding.kind not in _QUIET
-  ]
-  if not rows:
+  listed = [finding for finding in found.findings if finding.kind not in _QUIET]
+  if not listed:
     return head
-  advice = dict.fromkeys(
-    f"{finding.kind}: {finding.advice}" for finding in found.findings if finding.kind not in _QUIET
+  columns = ("", "op", "count", "in a loop", "at", *(["ms"] if taken else []))
+  rows = [_row(finding, taken) for finding in listed]
+  advice = dict.fromkeys(f"{finding.kind}: {finding.advice}" for finding in listed)
+  return "\n\n".join([head, table(columns, rows), "\n".join(advice)])
+
+
+def _row(finding: Finding, taken: Times | None) -> tuple[str, ...]:
+  """A line of the table: the cells of a finding."""
+  operand = f", {finding.operand}" if finding.operand else ""
+  return (
+    finding.kind,
+    f"{finding.op} {finding.dtypes}{operand}",
+    str(finding.count),
+    "yes" if finding.loops else "",
+    finding.where or finding.name,
+    *([f"{taken.run.of(finding.name)[1]:.3f}"] if taken else []),
   )
-  listed = table(("", "op", "count", "in a loop", "at", *(["ms"] if taken else [])), rows)
-  return "\n\n".join([head, listed, "\n".join(advice)])
 
 
 def _took(taken: Times) -> str:

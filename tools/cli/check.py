@@ -47,19 +47,20 @@ def check(
 
   if (run or with_gradient) and device is None:
     raise click.UsageError("--run and --with_gradient go with --device")
+  if device is not None and (targets is not None or quick):
+    raise click.UsageError("--device stands alone: check --for in another call")
   specs = _loading.inputs(inputs, named.polymorphic_constraints)
   model = _loading.model(named, lambda: specs)
   if device is not None:
-    if targets is not None or quick:
-      raise click.UsageError("--device stands alone: check --for in another call")
     from jax2tf.tools.cli import _devices  # noqa: PLC0415
 
-    subject = _devices.subject(model, specs, named.polymorphic_constraints, device)
-    found = _devices.of_function(subject, device, with_gradient)
+    constraints = named.polymorphic_constraints
+    subject = _devices.subject(model, specs, constraints, device, with_gradient)
+    found = _devices.of_function(subject, device)
     taken = None
     if run:
-      drawn = _devices.drawn(specs, named.polymorphic_constraints, _loading.sizes(sizes))
-      taken = _devices.times(subject, model, drawn, with_gradient, f"{device.upper()}:0")
+      drawn = _devices.drawn(specs, constraints, _loading.sizes(sizes))
+      taken = _devices.times(subject, drawn, f"{device.upper()}:0")
     answer = {"verdict": _devices.verdict(found), "device": _devices.as_json(found, taken)}
     return answer, _devices.text(found, taken), int(not found.is_ready)
   gaps_of_targets = _gaps.gaps(

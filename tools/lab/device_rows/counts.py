@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf.devices import Finding, readiness
+from jax2tf.devices import Finding, reading
 
 # The numbers are those of graphs for GPUs.
 PLATFORMS = ("cuda",)
@@ -25,9 +25,8 @@ def of_function(
 ) -> Numbers:
   """The numbers of a converted function, forward, or with its gradient."""
   try:
-    gpu, xla = (
-      readiness(function, *specs, gradient=gradient, device=device) for device in ("gpu", "tpu")
-    )
+    graph = reading.traced(function, specs, gradient)
+    gpu, xla = map(graph.readiness, ("gpu", "tpu"))
   except Exception as error:  # JAX, or the lowering, refuses it
     return {"refused": f"{type(error).__name__}: {error}".splitlines()[0][:120]}
   costly = (*gpu.of("no kernel"), *gpu.of("bounce"))
