@@ -9,14 +9,13 @@ import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import jax2tf
 from tests.support.case import close, op_types, xla_ops
-from tests.support.models.zoo import MODELS
+from tests.support.models.zoo import MODELS, loss_of
 
 GOLDEN_MODELS = (
   "linen_mlp",
@@ -40,14 +39,6 @@ GOLDEN = (
 
 def as_arrays(tree):
   return jax.tree.map(np.asarray, tree)
-
-
-def loss_of(fun):
-  def loss(params, x):
-    floats = [y for y in jax.tree.leaves(fun(params, x)) if jnp.issubdtype(y.dtype, np.floating)]
-    return sum(jnp.mean(jnp.sin(y)) for y in floats)
-
-  return loss
 
 
 def specs(tree, poly):

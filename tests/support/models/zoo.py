@@ -75,6 +75,16 @@ def model(inputs: Callable[[int], Any], **options: Any) -> Callable[..., Any]:
   return register
 
 
+def loss_of(fun: Callable[..., Any]) -> Callable[..., Any]:
+  """(params, x) -> f32[], of all floating point results."""
+
+  def loss(params: Any, x: Any) -> Any:
+    results = [y for y in jax.tree.leaves(fun(params, x)) if jnp.issubdtype(y.dtype, np.floating)]
+    return sum(jnp.mean(jnp.sin(y.astype(jnp.float32))) for y in results)
+
+  return loss
+
+
 class LinenMLP(nn.Module):
   @nn.compact
   def __call__(self, x):

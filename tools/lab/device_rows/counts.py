@@ -6,6 +6,7 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import tensorflow as tf
 
 from jax2tf.devices import Finding, reading
@@ -21,11 +22,12 @@ Numbers = dict[str, Any]
 
 
 def of_function(
-  function: Callable[..., Any], specs: Sequence[Any], gradient: bool = False
+  function: Callable[..., Any], of_arguments: Sequence[Any], gradient: bool = False
 ) -> Numbers:
-  """The numbers of a converted function, forward, or with its gradient."""
+  """The numbers of a converted function, forward, or with its gradient, for arguments of these
+  tf.TensorSpecs."""
   try:
-    graph = reading.traced(function, specs, gradient)
+    graph = reading.traced(function, of_arguments, gradient)
     gpu, xla = map(graph.readiness, ("gpu", "tpu"))
   except Exception as error:  # JAX, or the lowering, refuses it
     return {"refused": f"{type(error).__name__}: {error}".splitlines()[0][:120]}
@@ -41,6 +43,11 @@ def of_function(
     "which": _which(costly),
     "xla": _which(xla.of("no kernel")),
   }
+
+
+def specs(tree: Any) -> Any:
+  """The tf.TensorSpecs of a tree of arrays."""
+  return jax.tree.map(lambda x: tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)), tree)
 
 
 def _which(findings: Sequence[Finding]) -> dict[str, int]:

@@ -58,7 +58,7 @@ def _exported(name: str) -> tuple[Any, list[Any]]:
     platforms=counts.PLATFORMS,
   )
   return converted, [
-    _specs(params),
+    counts.specs(params),
     *(tf.TensorSpec(spec.sizes, tf.as_dtype(spec.dtype)) for spec in inputs),
   ]
 
@@ -70,8 +70,4 @@ def _small(name: str) -> tuple[Any, list[Any]]:
   inputs = jax.tree.map(
     lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), model.inputs(model.batches[0])
   )
-  return converted, [_specs(params), inputs]
-
-
-def _specs(params: Any) -> Any:
-  return jax.tree.map(lambda x: tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)), params)
+  return converted, [counts.specs(params), inputs]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import jax2tf
 from jax2tf.tools.lab import workers
@@ -55,9 +54,8 @@ def _row(name: str, cases: Sequence[str]) -> tuple[str, Numbers]:
 
 def _of_case(case: str) -> counts.Numbers:
   fun, arrays, *_ = function(f"harness:{case}", 0)
-  specs = [tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)) for x in arrays]
   converted = jax2tf.convert(fun, with_gradient=False, platforms=counts.PLATFORMS)
-  return counts.of_function(converted, specs)
+  return counts.of_function(converted, counts.specs(list(arrays)))
 
 
 def _lost(error: workers.LostError, name: str, _: Sequence[str]) -> tuple[str, Numbers]:

@@ -11,42 +11,42 @@ TensorFloat-32 and without, `ms_xla` with jit_compile, and what the registry `pr
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pathlib
 import time
 from typing import Any
 
+import click
 
-def main() -> None:
-  """See the module."""
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("library", choices=["tensorflow", "jax"])
-  parser.add_argument("file", type=pathlib.Path)
-  parser.add_argument("--only", help="programs whose names contain this")
-  parser.add_argument("--seconds", type=float, default=0.2, help="of each measurement")
-  parser.add_argument("--until", type=float, default=600, help="start no program after seconds")
-  options = parser.parse_args()
-  if options.library == "tensorflow":
+
+@click.command
+@click.argument("library", type=click.Choice(["tensorflow", "jax"]))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=pathlib.Path))
+@click.option("--only", default="", help="Programs whose names contain this.")
+@click.option("--seconds", default=0.2, help="Of each measurement.")
+@click.option("--until", default=600.0, help="Start no program after so many seconds.")
+def main(library: str, file: pathlib.Path, only: str, seconds: float, until: float) -> None:
+  """Runs the programs on this machine's GPU in a LIBRARY, and writes what it finds to a FILE."""
+  if library == "tensorflow":
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jax2tf.tools.lab.gpu_rows.in_tensorflow import row  # noqa: PLC0415
   else:
     from jax2tf.tools.lab.gpu_rows.in_jax import row  # noqa: PLC0415
   from jax2tf.tools.lab.gpu_rows.programs import programs  # noqa: PLC0415
 
-  known = json.loads(options.file.read_text()) if options.file.exists() else {}
+  known = json.loads(file.read_text()) if file.exists() else {}
   start = time.monotonic()
   for program in programs():
-    if (options.only or "") not in program.name or time.monotonic() - start > options.until:
+    if only not in program.name or time.monotonic() - start > until:
       continue
     found: dict[str, Any] = known.setdefault(program.name, {})
     try:
-      found[options.library] = row(program, options.seconds)
+      found[library] = row(program, seconds)
     except Exception as error:  # one program of many
-      found[options.library] = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
-    print(f"{time.monotonic() - start:5.0f} s {program.name}: {found[options.library]}", flush=True)
-    options.file.write_text(json.dumps(known, indent=1) + "\n")
+      found[library] = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
+    print(f"{time.monotonic() - start:5.0f} s {program.name}: {found[library]}", flush=True)
+    file.write_text(json.dumps(known, indent=1) + "\n")
 
 
 if __name__ == "__main__":

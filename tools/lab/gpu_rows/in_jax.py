@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from jax2tf.tools.lab.gpu_rows.comparing import error, milliseconds
-from jax2tf.tools.lab.gpu_rows.programs import Program, loss_of
+from jax2tf.tools.lab.gpu_rows.programs import Program
+from tests.support.models.zoo import loss_of
 
 
 def row(program: Program, seconds: float) -> dict[str, Any]:

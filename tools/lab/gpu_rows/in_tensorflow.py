@@ -15,7 +15,8 @@ import jax2tf
 import jax2tf.devices
 from jax2tf._tf_compat.partitions import partitioned
 from jax2tf.tools.lab.gpu_rows.comparing import error, milliseconds
-from jax2tf.tools.lab.gpu_rows.programs import Program, loss_of
+from jax2tf.tools.lab.gpu_rows.programs import Program
+from tests.support.models.zoo import loss_of
 
 
 def row(program: Program, seconds: float) -> dict[str, Any]:

@@ -58,16 +58,6 @@ def programs() -> Iterator[Program]:
     )
 
 
-def loss_of(fun: Callable[..., Any]) -> Callable[..., Any]:
-  """(params, x) -> f32[], of all floating point results."""
-
-  def loss(params: Any, x: Any) -> Any:
-    results = [y for y in jax.tree.leaves(fun(params, x)) if jnp.issubdtype(y.dtype, np.floating)]
-    return sum(jnp.mean(jnp.sin(y.astype(jnp.float32))) for y in results)
-
-  return loss
-
-
 def _normal(seed: int, *shape: int) -> np.ndarray:
   return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jax2tf.tools.lab import reports
-from jax2tf.tools.lab.pages import Rows, newest_first, on_a_gpu, table
+from jax2tf.tools.lab.pages import Rows, on_a_gpu, sections, table
 
 _ABOUT = """# What stays on a GPU
 
@@ -50,31 +50,14 @@ _PASSES = ("forward", "with gradient")
 def text() -> str:
   """The page."""
   before = reports.read("devices-before")
+  tables = {
+    "models": (_MODELS, lambda now: _models(now, before["models"])),
+    "functions": (_FUNCTIONS, lambda now: _functions(now, before["functions"])),
+    "primitives": (_PRIMITIVES, lambda now: _primitives(now, before["primitives"])),
+  }
   return "\n".join(
-    [
-      *_ABOUT.splitlines(),
-      "",
-      *on_a_gpu.section(),
-      "",
-      *_MODELS.splitlines(),
-      "",
-      *_models(_newest("models"), before["models"]),
-      "",
-      *_FUNCTIONS.splitlines(),
-      "",
-      *_functions(_newest("functions"), before["functions"]),
-      "",
-      *_PRIMITIVES.splitlines(),
-      "",
-      *_primitives(_newest("primitives"), before["primitives"]),
-      "",
-    ]
+    [*_ABOUT.splitlines(), "", *on_a_gpu.section(), *sections("devices", tables), ""]
   )
-
-
-def _newest(section: str) -> Rows:
-  _, rows = newest_first(f"devices-{section}")[0]
-  return rows
 
 
 def _models(now: Rows, before: Rows) -> list[str]:
@@ -96,25 +79,25 @@ def _functions(now: Rows, before: Rows) -> list[str]:
 
 
 def _primitives(now: Rows, before: Rows) -> list[str]:
-  by_primitive: dict[str, dict[str, tuple[str, Any, Any]]] = collections.defaultdict(dict)
+  by_primitive: dict[str, dict[str, tuple[Any, Any]]] = collections.defaultdict(dict)
   for name, cases in now.items():
     primitive, _, dtype = name.rpartition(" ")
     [(case, numbers)] = cases.items()
     old = before.get(name, {}).get(case, {"refused": ""})
-    by_primitive[primitive][dtype] = (case, numbers, old)
+    by_primitive[primitive][dtype] = (numbers, old)
   cells = []
   for primitive, rows in by_primitive.items():
-    kept = {dtype: row for dtype, row in rows.items() if "refused" not in row[1]}
-    stay = [dtype for dtype, (_, numbers, _) in kept.items() if _stays(numbers)]
-    changed = [f"{d}: {_cell(numbers)}" for d, (_, numbers, _) in kept.items() if d not in stay]
-    earlier = [f"{d}: {_cell(old)}" for d, (_, _, old) in kept.items() if not _stays(old)]
-    xla = sorted({op for _, numbers, _ in kept.values() for op in numbers["xla"]})
+    kept = {dtype: row for dtype, row in rows.items() if "refused" not in row[0]}
+    stay = [dtype for dtype, (numbers, _) in kept.items() if _stays(numbers)]
+    changed = [f"{d}: {_cell(numbers)}" for d, (numbers, _) in kept.items() if d not in stay]
+    earlier = [f"{d}: {_cell(old)}" for d, (_, old) in kept.items() if not _stays(old)]
+    xla = sorted({op for numbers, _ in kept.values() for op in numbers["xla"]})
     cells.append([primitive, ", ".join(stay), *map("; ".join, (changed, earlier, xla))])
-  n_rows = sum("refused" not in numbers for row in now.values() for numbers in row.values())
-  n_stay = sum(_stays(numbers) for row in now.values() for numbers in row.values())
+  found = [(name, numbers) for name, row in now.items() for numbers in row.values()]
+  n_rows = sum("refused" not in numbers for _, numbers in found)
+  n_stay = sum(_stays(numbers) for _, numbers in found)
   head = ["primitive", "stays on the GPU", "does not", "did not before", "XLA lacks"]
   summary = f"{n_stay:,} of {n_rows:,} primitives and dtypes stay on the GPU."
-  found = ((name, numbers) for name, row in now.items() for numbers in row.values())
   return [summary, "", *table(head, cells, words=5), *_exceptions(found)]
 
 
@@ -148,7 +131,7 @@ def _of_passes(rows: Rows) -> Iterator[tuple[str, Any]]:
       yield f"{name}, {which}", row[which]
 
 
-def _exceptions(rows: Any) -> Sequence[str]:
+def _exceptions(rows: Iterable[tuple[str, Any]]) -> Sequence[str]:
   """What does not stay on the GPU, with the rows that have it."""
   by_op: dict[str, list[str]] = collections.defaultdict(list)
   for name, numbers in rows:
