@@ -22,6 +22,10 @@ from tests.documents.test_documents import PUBLIC
 # What needs more than a doctest has, or only holds values.
 WITHOUT_EXAMPLE = {
   "jax2tf.RuleContext",  # in the example of `lowers`
+  "jax2tf.converters.generation.LoopReport",
+  "jax2tf.converters.generation.Row",
+  "jax2tf.converters.generation.Saved",
+  "jax2tf.converters.generation.save",  # in docs/guide/language-models.md, with an engine
   "jax2tf.converters.onnx.Prepared",  # in the example of `prepared`
   "jax2tf.converters.saved_model.Added",
   "jax2tf.converters.saved_model.manifest.Manifest",
