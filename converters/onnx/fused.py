@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ..export import replay
 from ..export.replay import Replacement
-from . import handlers, opsets
+from . import composites, handlers, opsets
 from .replacements import TABLE as EXACT
 from .replacements import same
 
@@ -295,5 +295,6 @@ def _activation(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 HANDLERS = {
   LAYER_NORM: (_normalization, ["LayerNormalization"]),
   HARD_SWISH: (_activation, ["HardSwish"]),
+  **composites.HANDLERS,
 }
 TABLE: Mapping[str, Replacement] = {**EXACT, "Erfc": _erfc, "Mul": _product, "AddV2": _sum}

@@ -26,6 +26,7 @@ from ..export.source import ExportError, Signature
 from ..saved_model.arguments import input_specs
 from . import bfloat16, fused, handlers, opsets, order, protos, rows
 from .replacements import TABLE
+from .rotary import Rotations
 from .runtime import RUNTIME, extra, quiet_options, session
 from .sorting import Sorting
 
@@ -97,6 +98,8 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   if not with_weights:
     table["ReadVariableOp"] = weights.read
   with opsets.writing(opset):
+    if idioms != "exact":
+      table = table | Rotations(table).table()
     table = table | Sorting(table).table()
     concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
     newer = handlers.of_newer_opsets()

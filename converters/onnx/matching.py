@@ -1,0 +1,53 @@
+"""What is known of tensors in a graph that is being built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..export.registry import MOVES
+
+# Of known operands, the value of an index.
+_COMPUTED = {"AddV2": np.add, "Maximum": np.maximum, "Minimum": np.minimum, "Mul": np.multiply}
+
+
+def known(x: tf.Tensor) -> Any:
+  """The value of an integer tensor that is computed from constants, or None."""
+  if (value := tf.get_static_value(x)) is not None:
+    return value
+  if not x.dtype.is_integer or not x.shape.is_fully_defined():
+    return None
+  if x.op.type in ("Reshape", "Squeeze", "ExpandDims"):
+    value = known(x.op.inputs[0])
+    return None if value is None else value.reshape(x.shape.as_list())
+  if x.op.type == "BroadcastTo":
+    value = known(x.op.inputs[0])
+    return None if value is None else np.broadcast_to(value, x.shape.as_list())
+  if x.op.type not in _COMPUTED:
+    return None
+  values = [known(y) for y in x.op.inputs]
+  return None if any(value is None for value in values) else _COMPUTED[x.op.type](*values)
+
+
+def is_last(axis: tf.Tensor, of: tf.Tensor) -> bool:
+  """Whether an operand names the last axis of a tensor."""
+  known = tf.get_static_value(axis)
+  return known is not None and of.shape.rank is not None and int(known) in (-1, of.shape.rank - 1)
+
+
+def are_equal(x: tf.Tensor, y: tf.Tensor) -> bool:
+  """Whether two tensors are known to have the same elements: moves of equal tensors."""
+  if x.ref() == y.ref():
+    return True
+  values = tf.get_static_value(x), tf.get_static_value(y)
+  if values[0] is not None and values[1] is not None:
+    return x.dtype == y.dtype and np.array_equal(*values)
+  one, two = x.op, y.op
+  if one.type != two.type or one.type not in MOVES or x.value_index != y.value_index:
+    return False
+  attributes = [
+    {name: value for name, value in op.node_def.attr.items() if name[0] != "_"} for op in (one, two)
+  ]
+  return attributes[0] == attributes[1] and all(map(are_equal, one.inputs, two.inputs))
