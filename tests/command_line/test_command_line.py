@@ -279,7 +279,7 @@ def test_models_of_libraries_by_name(here: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
   ("target", "file", "options"),
   [
-    ("onnx", "out.onnx", ("--opset", "20", "--precision", "float16")),
+    ("onnx", "out.onnx", ("--opset", "20", "--precision", "float16", "--no_keep_io_types")),
     (
       "tflite",
       "out.tflite",

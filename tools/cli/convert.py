@@ -37,6 +37,7 @@ _OPTIONS_OF = {
     "functions",
     "inputs_as_nchw",
     "outputs_as_nchw",
+    "keep_io_types",
   ),
 }
 
@@ -121,7 +122,13 @@ _OPTIONS_OF = {
 @click.option(
   "--outputs_as_nchw", multiple=True, metavar="NAME", help="For onnx: the same for an output."
 )
-@click.option("--with_gradient", is_flag=True, help="Store first derivatives.")
+@click.option(
+  "--keep_io_types/--no_keep_io_types",
+  default=None,
+  help="For onnx: inputs and outputs stay float32 beside --precision float16, which they do by "
+  "default, or become float16.",
+)
+@click.option("--with_gradient", is_flag=True, default=None, help="Store first derivatives.")
 @click.option(
   "--gradient_orders",
   type=click.IntRange(1),
@@ -158,11 +165,8 @@ def convert(
   from jax2tf.converters.saved_model import warmup  # noqa: PLC0415
   from jax2tf.tools.cli import _loading, _samples  # noqa: PLC0415
 
-  settings = {  # 0 is a version
-    name: value
-    for name, value in others.items()
-    if value is not None and value is not False and value != ()
-  }
+  # 0 is a version, and False what --no_keep_io_types says
+  settings = {name: value for name, value in others.items() if value is not None and value != ()}
   if sizes:
     settings["size"] = _loading.sizes(sizes)
   for name in settings.keys() - _OPTIONS_OF[to]:
