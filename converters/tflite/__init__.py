@@ -2,10 +2,11 @@
 
 from ..export.pipeline import Exported
 from ..export.quantization import LEAST_COSINE, LEAST_TOP_1
+from ..export.schemes import QuantizationReport
 from ..export.source import ExportError
 from .exporter import IDIOMS, run, save, save_model, save_training
 from .inspection import inspect, verify
-from .schemes import QuantizationReport, quantization_report
+from .schemes import quantization_report
 from .scripts import converter
 
 __all__ = [

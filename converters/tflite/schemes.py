@@ -1,76 +1,25 @@
-"""The size and the error of a model with each quantization scheme."""
+"""The size and the error of a LiteRT model with each quantization scheme."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from ..bundle import paths, tables
-from ..export.calibration import Dataset
-from ..export.quantization import LEAST_COSINE, QuantizedRow
-from ..export.source import ExportError
+from ..bundle import paths
+from ..export import schemes as of_target
+from ..export.quantization import LEAST_COSINE
+from ..export.schemes import QuantizationReport
 from ..saved_model.builder import Model
-from ..saved_model.draws import REPRESENTATIVE
 from .exporter import save_model
 
-# which float32 does not take
-_OF_SCHEMES = ("least_cosine", "least_top_1", "scores", "narrow_inputs")
-
-
-@dataclass(frozen=True)
-class Quantized:
-  """One scheme in a `QuantizationReport`.
-
-  Attributes:
-    size: the size of the file in bytes; None without a file.
-    max_abs: the largest absolute difference of an output from the reference's.
-    cosine: the least cosine between an output and the reference's; None for a scheme without
-      quantisation.
-    problem: why there is no file; empty otherwise.
-  """
-
-  scheme: str
-  size: int | None
-  max_abs: float | None
-  cosine: float | None
-  problem: str = ""
-
-
-@dataclass(frozen=True)
-class QuantizationReport:
-  """The size and the error of each scheme.
-
-  Attributes:
-    rows: one for each scheme.
-  """
-
-  rows: tuple[Quantized, ...]
-
-  def text(self) -> str:
-    """The report as a table."""
-    whole = next((row.size for row in self.rows if row.scheme == "None"), None)
-    cells = [
-      [
-        row.scheme,
-        "" if row.size is None else str(row.size),
-        f"{row.size / whole:.2f}" if row.size and whole else "",
-        "" if row.max_abs is None else f"{row.max_abs:.2g}",
-        "" if row.cosine is None else f"{row.cosine:.6f}",
-        row.problem,
-      ]
-      for row in self.rows
-    ]
-    titles = ("quantization", "bytes", "of float32", "max abs", "cosine", "problem")
-    return tables.text(titles, cells) + "\n"
+_ALL = (None, *LEAST_COSINE)
 
 
 def quantization_report(
   model: Model | str | os.PathLike[str],
   folder: str | os.PathLike[str],
-  schemes: Sequence[str | None] = (None, *LEAST_COSINE),
+  schemes: Sequence[str | None] = _ALL,
   *,
   representative_dataset: Any = None,
   **options: Any,
@@ -105,49 +54,15 @@ def quantization_report(
     >>> [(row.scheme, row.size < 30_000) for row in report.rows]
     [('None', False), ('dynamic_int8', True)]
   """
-  folder = paths.of(folder, "folder")
-  if representative_dataset is not None:
-    # an iterator gives its samples once
-    representative_dataset = Dataset.of(representative_dataset)
-  rows = []
-  for scheme in schemes:
-    if scheme == "int8" and representative_dataset is None and schemes == (None, *LEAST_COSINE):
-      continue
-    rows.append(
-      _measured(
-        model, folder / f"{scheme or 'float32'}.tflite", scheme, representative_dataset, options
-      )
-    )
-  return QuantizationReport(tuple(rows))
-
-
-def _measured(
-  model: Any,
-  path: Path,
-  scheme: str | None,
-  representative_dataset: Any,
-  options: Mapping[str, Any],
-) -> Quantized:
-  data = representative_dataset if scheme else None
-  options_of_scheme = {
-    name: value for name, value in options.items() if scheme or name not in _OF_SCHEMES
-  }
-  options_of_scheme = {
-    name: value
-    for name, value in options_of_scheme.items()
-    if scheme == "int8" or not name.startswith("inference_")
-  }
-  try:
-    file = save_model(
-      model, path, quantization=scheme, representative_dataset=data, **options_of_scheme
-    )
-  except ExportError as error:
-    return Quantized(str(scheme), None, None, None, " ".join(str(error).split()))
-  rows = [row for row in file.report.rows if row.values in ("ordinary", "given", REPRESENTATIVE)]
-  cosines = [row.cosine for row in rows if isinstance(row, QuantizedRow)]
-  return Quantized(
-    str(scheme),
-    file.size,
-    max((row.max_abs or 0.0 for row in rows), default=0.0),
-    min(cosines, default=None),
+  files = paths.of(folder, "folder")
+  if representative_dataset is None and schemes == _ALL:
+    schemes = [scheme for scheme in schemes if scheme != "int8"]
+  return of_target.reported(
+    save_model,
+    model,
+    lambda name: files / f"{name}.tflite",
+    schemes,
+    representative_dataset,
+    options,
+    ("inference_input_type", "inference_output_type"),
   )

@@ -173,6 +173,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
   "saved_model.save": lambda path: saved_model.save(f, W, path, **GIVEN),
   "onnx.save": lambda path: onnx.save(f, W, path, **GIVEN),
   "onnx.save_model": lambda path: onnx.save_model(path, "x.onnx"),
+  "onnx.quantization_report": lambda path: onnx.quantization_report("missing", path),
   "onnx.run": lambda path: onnx.run(path, {}),
   "tflite.save": lambda path: tflite.save(f, W, path, **GIVEN),
   "tflite.run": lambda path: tflite.run(path, {}),

@@ -11,7 +11,7 @@ import numpy as np
 import onnx as onnx_library
 import pytest
 
-from jax2tf.converters import onnx
+from jax2tf.converters import onnx, saved_model
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {
@@ -87,6 +87,27 @@ def test_too_little_agreement_writes_nothing(tmp_path: Path) -> None:
       samples=1,
     )
   assert not [*tmp_path.iterdir()]
+
+
+# sums of extreme numbers, in another order
+@pytest.mark.filterwarnings("ignore:ONNX Runtime computes different outputs")
+def test_the_report_has_size_and_agreement_of_each_scheme(tmp_path: Path) -> None:
+  model = saved_model.Model(WEIGHTS).add(classes, inputs=IMAGES)
+  report = onnx.quantization_report(
+    model, tmp_path, representative_dataset=iter(images(10)), sizes={"b": 2}, samples=1
+  )
+  rows = {row.scheme: row for row in report.rows}
+  assert list(rows) == ["None", "dynamic_int8", "int8"]
+  assert rows["None"].cosine is rows["None"].top_1 is None
+  for scheme, least in onnx.LEAST_COSINE.items():
+    row = rows[scheme]
+    assert row.problem == "" and row.size < rows["None"].size  # type: ignore[operator]
+    assert least < row.cosine <= 1 + 1e-12 and onnx.LEAST_TOP_1[scheme] <= row.top_1 <= 1  # type: ignore[operator]
+    assert 1 - 10 * (1 - least) < row.variation <= 1 + 1e-12  # type: ignore[operator]
+  assert "top-1" in report.text()
+  assert {file.name for file in tmp_path.iterdir()} == {
+    f"{name}.onnx" for name in ("float32", "dynamic_int8", "int8")
+  }
 
 
 @pytest.mark.parametrize(

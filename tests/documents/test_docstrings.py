@@ -27,6 +27,7 @@ WITHOUT_EXAMPLE = {
   "jax2tf.converters.generation.Saved",
   "jax2tf.converters.generation.save",  # in docs/guide/language-models.md, with an engine
   "jax2tf.converters.onnx.Prepared",  # in the example of `prepared`
+  "jax2tf.converters.onnx.QuantizationReport",
   "jax2tf.converters.saved_model.Added",
   "jax2tf.converters.saved_model.manifest.Manifest",
   "jax2tf.converters.saved_model.manifest.SignatureRecord",
