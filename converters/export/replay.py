@@ -325,14 +325,8 @@ class _Replay:
     if id(variable) in self.state:
       return self.state[id(variable)]
     if id(variable) not in self._constants:
-      with tf.init_scope():
-        # unlike numpy(), the graph does not record it
-        read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-        value = read.numpy().astype(
-          self._held.get(variable.dtype, variable.dtype).as_numpy_dtype, copy=False
-        )
-      with outermost().as_default(), tf.name_scope(""), tf.control_dependencies(None):
-        self._constants[id(variable)] = constant(value, variable.name.split(":")[0])
+      held = self._held.get(variable.dtype, variable.dtype)
+      self._constants[id(variable)] = constant_of(variable, held)
     return self._constants[id(variable)]
 
   def constant(self, captured: Any) -> Any:
@@ -413,6 +407,16 @@ class _Replay:
       parallel_iterations=op.get_attr("parallel_iterations"),
     )
     return whole(results)
+
+
+def constant_of(variable: Any, dtype: tf.DType) -> Any:
+  """The value of a variable in this dtype, as a constant of the outermost graph."""
+  with tf.init_scope():
+    # unlike numpy(), the graph does not record it
+    read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    value = read.numpy().astype(dtype.as_numpy_dtype, copy=False)
+  with outermost().as_default(), tf.name_scope(""), tf.control_dependencies(None):
+    return constant(value, variable.name.split(":")[0])
 
 
 def _needed(tensors: Sequence[tf.Tensor]) -> set[tf.Operation]:

@@ -21,7 +21,6 @@ from ..export.pipeline import Exported
 from ..saved_model.builder import Model
 from ..verify.plan import Comparison
 from . import runtime
-from .opsets import OLDEST
 from .quantized import Quantization
 from .target import FLOAT32, LARGEST, Onnx, answers, data_files
 
@@ -39,7 +38,7 @@ def save(
   polymorphic_constraints: Sequence[str] = (),
   idioms: str = IDIOMS,
   overwrite: bool = False,
-  opset: int = OLDEST,
+  opset: int | None = None,
   external_data_threshold: int = LARGEST,
   precision: str = FLOAT32,
   quantization: str | None = None,
@@ -123,7 +122,7 @@ def save_model(
   params: Any = None,
   idioms: str | None = None,
   overwrite: bool = False,
-  opset: int = OLDEST,
+  opset: int | None = None,
   external_data_threshold: int = LARGEST,
   precision: str = FLOAT32,
   quantization: str | None = None,
@@ -156,7 +155,8 @@ def save_model(
     idioms: the idioms that the model must have; they are those that it was made with.
     overwrite: whether to replace an existing file.
     opset: the version of ONNX's operators, from 18 to the newest that the installed ONNX Runtime
-      opens. Newer ones have more nodes, such as Gelu and RMSNormalization.
+      opens. Newer ones have more nodes, such as Gelu and RMSNormalization. By default 18, or the
+      oldest that has the dtypes of the parameters: 19 for float8, 21 for those of 4 bits.
     external_data_threshold: the total size of the parameters in bytes above which they go into the
       second file.
     precision: "float32"; or "float16": products and the ops that follow them compute in float16,

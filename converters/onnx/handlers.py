@@ -13,6 +13,7 @@ import numpy as np
 
 from . import opsets
 from .bfloat16 import ROUNDING
+from .narrow import ROUNDED
 from .protos import BFLOAT16, BOOL, DOUBLE, FLOAT, FLOAT16, INT64
 from .runtime import extra
 
@@ -191,9 +192,10 @@ def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 
 
 def _rounding(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """f32[...] -> f32[...], rounded to bfloat16."""
+  """f32[...] -> f32[...], rounded to bfloat16, or to a float8."""
+  to = ROUNDED.get(node.get_attr_value("num_bits"), BFLOAT16)
   rounded = graph.make_node(
-    "Cast", [node.input[0]], attr={"to": BFLOAT16}, shapes=node.output_shapes, dtypes=[BFLOAT16]
+    "Cast", [node.input[0]], attr={"to": to}, shapes=node.output_shapes, dtypes=[to]
   )
   _becomes(graph, node, "Cast", rounded.output, to=graph.get_dtype(node.output[0]))
 

@@ -10,21 +10,32 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from jax2tf.messages import ArgumentError
+from jax2tf.messages import ArgumentError, Message
 
 from ..bundle import graphs
 from ..bundle.notation import Spec
 from ..export import replay
 from ..export.ends import complex_names
-from ..export.pair import REAL, Pair
 from ..export.source import ExportError, Signature
 from ..saved_model.arguments import input_specs
-from . import bfloat16, fused, handlers, opsets, order, protos, rows
+from . import (
+  bfloat16,
+  dequantization,
+  fused,
+  handlers,
+  narrow,
+  opsets,
+  order,
+  parameters,
+  protos,
+  rows,
+)
+from .parameters import Parameters
 from .replacements import TABLE
 from .rotary import Rotations
 from .runtime import RUNTIME, extra, quiet_options, session
@@ -73,14 +84,22 @@ class Translated:
     return self.ops.get(name, node.op_type)
 
 
-def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: str) -> Translated:
+def translated(
+  signature: Signature,
+  opset: int | None,
+  with_weights: bool,
+  *,
+  idioms: str,
+  keeps_narrow: bool = True,
+) -> Translated:
   """Translates the signature to ONNX.
 
   Args:
     signature: the signature to translate.
-    opset: the version of ONNX's operators.
+    opset: the version of ONNX's operators. None for the oldest that has all of them.
     with_weights: whether the parameters become constants of the model, or inputs.
     idioms: as the signature was made.
+    keeps_narrow: whether parameters of 4 and 8 bits stay so in the file.
 
   Raises:
     ExportError: ONNX or tf2onnx lacks ops or dtypes.
@@ -93,15 +112,16 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
       problem=f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name",
       advice="rename the output",
     )
-  weights = _Weights(taken)
+  _refuse_narrow(signature)
+  weights = Parameters(taken, beside=not with_weights, keeps=keeps_narrow, opset=opset)
   table = dict(fused.TABLE if idioms != "exact" else TABLE)
-  if not with_weights:
-    table["ReadVariableOp"] = weights.read
-  with opsets.writing(opset):
+  with opsets.writing(opset or opsets.OLDEST):
+    table = table | {"ReadVariableOp": weights.read}
     if idioms != "exact":
       table = table | Rotations(table).table()
     table = table | Sorting(table).table()
-    concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
+    function = bfloat16.held(narrow.held(signature.function))
+    concrete = replay.frozen(function, table, bfloat16.HELD)
     newer = handlers.of_newer_opsets()
   definition = concrete.graph.as_graph_def()
   graphs.number_functions(definition)
@@ -113,66 +133,23 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   inputs = {tensor.name: name for name, tensor in arguments.items()} | weights.names
   outputs = dict(zip([tensor.name for tensor in concrete.outputs], names, strict=True))
   proto, last_rows = _by_tf2onnx(
-    signature, definition, ops, inputs, outputs, set(weights.variables), newer
+    signature, definition, ops, inputs, outputs, set(weights.values), newer
   )
+  parameters.widen(proto.graph, weights.wide)
+  newest = opset or opsets.newest_without_change(proto.graph)
+  oldest = dequantization.join(proto.graph, weights, last_rows, newest)
   _set_signature(proto, signature, concrete, weights, last_rows)
-  return Translated(_at_opset(proto, opset), weights.variables, last_rows, ops)
-
-
-class _Weights:
-  """Parameters outside of the graph, which holds at most 2 GiB."""
-
-  def __init__(self, taken: Sequence[str]):
-    self._taken = set(taken)
-    self._tensors: dict[int, Any] = {}
-    self.names: dict[str, str] = {}  # name of the tensor in TensorFlow -> name in ONNX
-    self.variables: dict[str, Any] = {}
-
-  def read(self, op: Any, variable: Any) -> list[Any]:
-    """Reads a variable as a placeholder of the outermost graph, which bodies of loops and branches
-    capture; a complex one as two."""
-    del op
-    if id(variable) not in self._tensors:
-      self._tensors[id(variable)] = (
-        Pair(self._placeholder(_Part(variable, "real")), self._placeholder(_Part(variable, "imag")))
-        if variable.dtype in REAL
-        else self._placeholder(variable)
+  dtypes = [narrow.SINCE.get(spec.dtype, 0) for spec in weights.specs.values()]
+  oldest = max([oldest, narrow.finish(proto.graph), *dtypes])
+  proto = _at_opset(proto, _chosen(opset, oldest))
+  outside: dict[str, parameters.Value] = dict(weights.values)
+  if with_weights:
+    for name, value in weights.values.items():
+      proto.graph.initializer.append(
+        parameters.tensor(name, parameters.rows_of(value, last_rows.get(name)))
       )
-    return [self._tensors[id(variable)]]
-
-  def _placeholder(self, variable: Any) -> tf.Tensor:
-    name = stem = variable.name.split(":")[0]
-    while name in self._taken:
-      name = f"{stem}_{len(self._taken)}"
-    self._taken.add(name)
-    with replay.outermost().as_default(), tf.name_scope(""), tf.control_dependencies(None):
-      dtype = bfloat16.HELD.get(variable.dtype, variable.dtype)
-      tensor = tf.compat.v1.placeholder(dtype, variable.shape, name)
-    self.names[tensor.name], self.variables[name] = name, variable
-    return tensor
-
-
-@dataclass(frozen=True)
-class _Part:
-  """The real or the imaginary part of a complex variable, as a variable."""
-
-  whole: Any
-  part: Literal["real", "imag"]
-
-  @property
-  def name(self) -> str:
-    return f"{self.whole.name.split(':')[0]}.{self.part}"
-
-  @property
-  def dtype(self) -> tf.DType:
-    return REAL[self.whole.dtype]
-
-  @property
-  def shape(self) -> tf.TensorShape:
-    return self.whole.shape
-
-  def numpy(self) -> np.ndarray:
-    return getattr(self.whole.numpy(), self.part)
+    outside = {}
+  return Translated(proto, outside, last_rows, ops)
 
 
 def _own_names(definition: Any) -> Any:
@@ -195,6 +172,24 @@ def _renamed(operand: str, names: Mapping[str, str]) -> str:
   """ "^node", "node:output:0" or "argument" under the new name."""
   head, colon, rest = operand.removeprefix("^").partition(":")
   return f"{'^' * operand.startswith('^')}{names[head]}{colon}{rest}"
+
+
+def _refuse_narrow(signature: Signature) -> None:
+  """Refuses inputs and outputs of 4-bit integers and float8, and ops that compute in them."""
+  for name, text in {**signature.record.inputs, **signature.record.outputs}.items():
+    dtype = Spec.parse(text).dtype
+    if any(dtype == one for one in narrow.HELD):
+      raise ExportError(
+        "onnx",
+        Message(
+          problem=f"{name!r} of signature {signature.name!r} is {dtype}, which ONNX has for "
+          "parameters only",
+          advice="take and return int8, uint8 or float32, and convert in the function",
+        ),
+      )
+  if computing := narrow.computing(signature.function):
+    why = "ONNX moves and converts 4-bit integers and float8, and computes nothing in them"
+    raise signature.refuse("onnx", RUNTIME, dict.fromkeys(computing, why))
 
 
 def _refuse_dtypes(signature: Signature, definition: Any) -> None:
@@ -369,7 +364,11 @@ def _log_of(name: str) -> Iterator[list[logging.LogRecord]]:
 
 
 def _set_signature(
-  proto: Any, signature: Signature, concrete: Any, weights: _Weights, last_rows: Mapping[str, Any]
+  proto: Any,
+  signature: Signature,
+  concrete: Any,
+  weights: parameters.Parameters,
+  last_rows: Mapping[str, Any],
 ) -> None:
   """Sets the order of inputs and outputs, their dtypes, their sizes, and the names of symbolic
   dimensions."""
@@ -383,7 +382,7 @@ def _set_signature(
   inputs = [
     _value_info(name, arguments[name], Spec.parse(text)) for name, text in record.inputs.items()
   ]
-  inputs += [_value_info(name, variable) for name, variable in weights.variables.items()]
+  inputs += [_value_info(name, spec) for name, spec in weights.specs.items()]
   for value in inputs:
     if value.name in last_rows:
       value.type.tensor_type.shape.dim[0].dim_value += 1
@@ -409,6 +408,18 @@ def _value_info(name: str, tensor: Any, spec: Spec | None = None) -> Any:
     else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype.as_numpy_dtype))
   )
   return onnx.helper.make_tensor_value_info(name, dtype, sizes)
+
+
+def _chosen(opset: int | None, oldest: int) -> int:
+  """The opset of the file. Raises ArgumentError if it lacks a dtype."""
+  if opset is not None and opset < oldest:
+    raise ArgumentError(
+      "opset",
+      opset,
+      problem="the model has casts to float8, which are newer",
+      advice=f"give {oldest} or a newer one, or leave it out",
+    )
+  return opset or max(oldest, opsets.OLDEST)
 
 
 def _at_opset(proto: Any, opset: int) -> Any:

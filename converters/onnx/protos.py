@@ -10,7 +10,8 @@ from typing import Any
 from .runtime import extra
 
 # onnx.TensorProto has these numbers.
-FLOAT, INT64, BOOL, FLOAT16, DOUBLE, BFLOAT16 = 1, 7, 9, 10, 11, 16
+FLOAT, INT32, INT64, BOOL, FLOAT16, DOUBLE, BFLOAT16 = 1, 6, 7, 9, 10, 11, 16
+FLOAT8E4M3FN, FLOAT8E5M2 = 17, 19
 _SMALL = 1024  # elements of a constant that shape inference reads
 
 

@@ -76,6 +76,11 @@ NAN: Mapping[tuple[str, str], int] = {
 }
 _OPERAND = {"Where": 1}  # the operand that has the dtype; for other ops the first
 
+# What opset 21 has, and ONNX Runtime 1.18, the first release with that opset, has not: 4-bit
+# integers in DequantizeLinear and in Cast, and blocks of scales. Measured in 1.18 to 1.23.
+_FOUR_BITS = {"DequantizeLinear": 19, "Cast": 23}
+_BLOCKS = 19
+
 # Keys in the model's metadata.
 OLDEST, OLDEST_FOR_NAN = "jax2tf.oldest_runtime", "jax2tf.oldest_runtime_for_nan"
 
@@ -100,9 +105,22 @@ def oldest(model: Any) -> Oldest:
   """
   (opset,) = (entry.version for entry in model.opset_import)
   kinds = set(_kinds(protos.inferred(model), {}))
-  ordinary = max([OPSETS[opset], *(_first(KERNELS, *kind) for kind in kinds)])
+  firsts = [*(_first(KERNELS, *kind) for kind in kinds), *_of_quantized(model.graph)]
+  ordinary = max([OPSETS[opset], *firsts])
   nan = max([ordinary, *(_first(NAN, *kind) for kind in kinds)])
   return Oldest(f"1.{ordinary}", f"1.{nan}")
+
+
+def _of_quantized(graph: Any) -> Iterator[int]:
+  """The first release for each node that takes a parameter of 4 bits, or scales of blocks."""
+  of = extra("onnx").TensorProto
+  dtypes = {tensor.name: tensor.data_type for tensor in graph.initializer}
+  dtypes |= {value.name: value.type.tensor_type.elem_type for value in graph.input}
+  for node in protos.nodes(graph):
+    if node.input and dtypes.get(node.input[0]) in (of.INT4, of.UINT4):
+      yield _FOUR_BITS[node.op_type]
+    if any(attribute.name == "block_size" for attribute in node.attribute):
+      yield _BLOCKS
 
 
 def newest_opset() -> tuple[int, str]:

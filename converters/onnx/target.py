@@ -21,7 +21,19 @@ from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
 from ..verify.report import Report
-from . import bfloat16, float16, functions, layouts, opsets, protos, quantized, releases, runtime
+from . import (
+  bfloat16,
+  float16,
+  functions,
+  layouts,
+  narrow,
+  opsets,
+  parameters,
+  protos,
+  quantized,
+  releases,
+  runtime,
+)
 from .model import COMPLEX, Translated, lacking_kernels, translated
 from .quantized import Quantization
 from .runtime import RUNTIME, extra
@@ -55,7 +67,7 @@ class Onnx(Target[WrittenModel]):
   """An export to ONNX.
 
   Attributes:
-    opset: the version of ONNX's operators.
+    opset: the version of ONNX's operators; None for the oldest that has all of them.
     external_data_threshold: the size of the parameters above which they go into the second file.
     precision: "float32", or "float16" for products in float16.
     quantization: how the model is quantised and compared.
@@ -68,7 +80,7 @@ class Onnx(Target[WrittenModel]):
   runtime = RUNTIME
   of_one = "an ONNX model"
 
-  opset: int
+  opset: int | None
   external_data_threshold: int
   precision: str = FLOAT32
   quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
@@ -105,7 +117,7 @@ class Onnx(Target[WrittenModel]):
         advice=Text("leave it out, or give ", Argument("precision", "float16")),
       )
     newest, of = releases.newest_opset()
-    if not opsets.OLDEST <= self.opset <= newest:
+    if self.opset is not None and not opsets.OLDEST <= self.opset <= newest:
       raise ArgumentError(
         "opset", self.opset, advice=f"give one from {opsets.OLDEST} to {newest}, the newest {of}"
       )
@@ -124,7 +136,9 @@ class Onnx(Target[WrittenModel]):
     within = size <= self.external_data_threshold
     scheme = self.quantization.fitting(source)
     in_file = layouts.channels_first(signature, self.inputs_as_nchw, self.outputs_as_nchw)
-    model = translated(in_file, self.opset, within, idioms=source.idioms)
+    # the quantizer and float16 read float32
+    keeps_narrow = scheme.scheme is None and self.precision == FLOAT32
+    model = translated(in_file, self.opset, within, idioms=source.idioms, keeps_narrow=keeps_narrow)
     if nchw := [*self.inputs_as_nchw, *self.outputs_as_nchw]:
       model.proto.metadata_props.add(key=layouts.NCHW, value=" ".join(nchw))
     if self.precision != FLOAT32:
@@ -271,13 +285,13 @@ def _write_weights(model: Translated, place: Path, stem: str) -> Path:
         name=name, data_type=dtype, dims=dims, data_location=onnx.TensorProto.EXTERNAL
       )
       stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
-      length = sum(part.nbytes for part in parts)
+      packed = [narrow.packed(part) for part in parts]
+      length = sum(part.nbytes for part in packed)
       for key, number in (("offset", stream.tell()), ("length", length)):
         tensor.external_data.add(key=key, value=str(number))
-      for part in parts:
-        contents = part.reshape(-1).view(np.uint8).data
-        stream.write(contents)
-        digest.update(contents)
+      for part in packed:
+        stream.write(part.data)
+        digest.update(part.data)
       tensors.append(tensor)
   file = written.rename(place / f"{stem}-{digest.hexdigest()[:16]}.data")
   for tensor in tensors:
@@ -288,12 +302,8 @@ def _write_weights(model: Translated, place: Path, stem: str) -> Path:
 
 def _parts(model: Translated, name: str) -> list[np.ndarray]:
   """The value of a weight in the file, and its further row if it has one."""
-  value = np.ascontiguousarray(bfloat16.as_held(model.weights[name].numpy()))
-  if name in model.narrow:
-    value = value.astype(np.float16)
-  if name not in model.last_rows:
-    return [value]
-  return [value, np.full([1, *value.shape[1:]], model.last_rows[name], value.dtype)]
+  rows = parameters.rows_of(model.weights[name], model.last_rows.get(name))
+  return [part.astype(np.float16) for part in rows] if name in model.narrow else rows
 
 
 def data_files(path: Path) -> set[Path]:

@@ -101,7 +101,7 @@ _OPTIONS_OF = {
   "softmax,gelu. By default exact for a SavedModel, "
   "for the others the fused idioms for which their runtime has JAX's values.",
 )
-@click.option("--opset", type=click.IntRange(1), help="For onnx: the opset version, 18 by default.")
+@click.option("--opset", type=click.IntRange(1), help="For onnx: the opset version.")
 @click.option(
   "--precision",
   type=click.Choice(["float32", "float16"]),
