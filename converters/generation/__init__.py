@@ -4,6 +4,7 @@ from ..export.source import ExportError
 from .conversations import Conversation, Turn
 from .decoder import Decoder
 from .exporter import Saved, save
+from .lora import merged_lora
 from .report import TOLERANCES, LoopReport, Row
 from .target import MODULES as TARGETS
 
@@ -17,5 +18,6 @@ __all__ = [
   "Row",
   "Saved",
   "Turn",
+  "merged_lora",
   "save",
 ]

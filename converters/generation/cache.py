@@ -213,7 +213,7 @@ class Layout:
 
   def _check(self, rules: Mapping[str, Rule], length: int) -> None:
     for name, rule in rules.items():
-      if not any(_matches(leaf.path, name) for leaf in self.leaves):
+      if not any(matches(leaf.path, name) for leaf in self.leaves):
         raise ArgumentError(
           "rules",
           problem=f"the cache has no leaf {name!r}",
@@ -272,11 +272,12 @@ def _axis(path: str, what: str, before: Any, after: Any) -> int | None:
 
 def _rule_of(path: str, rules: Mapping[str, Rule]) -> Rule | None:
   """That of the longest name that fits."""
-  names = [name for name in rules if _matches(path, name)]
+  names = [name for name in rules if matches(path, name)]
   return rules[max(names, key=len)] if names else None
 
 
-def _matches(path: str, name: str) -> bool:
+def matches(path: str, name: str) -> bool:
+  """Whether a path, or its end, is this."""
   return path == name or path.endswith(f"/{name}")
 
 
