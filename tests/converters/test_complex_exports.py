@@ -112,11 +112,23 @@ def rotary(p: Any, x: jax.Array) -> jax.Array:
   return jnp.stack([turned.real, turned.imag], -1).reshape(x.shape)
 
 
+def spin_chain(_: Any, x: jax.Array) -> jax.Array:
+  """Two spins in a field: x f32[b,3] -> probabilities after a time, and Schmidt's coefficients."""
+  pauli = np.array([[[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]]], np.complex64)
+  field = jnp.einsum("bk,kij->bij", x, np.stack([np.kron(p, np.eye(2)) for p in pauli]))
+  coupling = sum(np.kron(p, p.T) for p in pauli)
+  energies, states = jnp.linalg.eigh(field + coupling)
+  phases = jnp.exp(-1j * energies) * states[:, 0].conj()
+  evolved = jnp.einsum("bij,bj->bi", states, phases)
+  return jnp.concatenate([abs(evolved) ** 2, jnp.linalg.svdvals(evolved.reshape(-1, 2, 2))], -1)
+
+
 _MODELS = {
   "recurrent unit": (recurrent_unit, "f32[b,24,8]"),
   "state space": (state_space, "f32[b,48]"),
   "scanned state space": (scanned_state_space, "f32[b,24]"),
   "rotary": (rotary, "f32[b,6,16]"),
+  "spin chain": (spin_chain, "f32[b,3]"),
 }
 
 

@@ -57,6 +57,21 @@ def check(fun: Callable[..., Any], *arrays: np.ndarray) -> None:
   np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6 * float(size) if size else 0)
 
 
+def eigen(x: jax.Array) -> jax.Array:
+  """The values of x and of a matrix of equal ones, and vectors of x, whose first elements are made
+  positive: they are real in LAPACK."""
+  reflection = jnp.eye(x.shape[0]) - 2 * jnp.outer(x[0], x[0].conj()) / jnp.vdot(x[0], x[0])
+  values, vectors = jnp.linalg.eigh(jnp.stack([x, reflection]))
+  return jnp.concatenate([values, vectors[0] * jnp.sign(vectors[0, :1].real)])
+
+
+def singular(x: jax.Array) -> jax.Array:
+  """The values, in units of the largest one, and what the vectors make of them."""
+  u, values, v = jnp.linalg.svd(x, full_matrices=False)
+  values = values / values[:, :1]
+  return jnp.concatenate([(u * values[:, None]) @ v, values[:, :, None]], 2)
+
+
 Z, W = numbers(5, 8), numbers(5, 8)
 _ELEMENTWISE = (
   "abs angle exp log sqrt sin cos tan sinh cosh tanh arcsin arccos arctan arcsinh arccosh arctanh "
@@ -96,6 +111,11 @@ _OPS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
   "solve": (lambda x: jnp.linalg.solve(x[:5, :5], x), (Z,)),
   "cholesky": (lambda x: jnp.linalg.cholesky(x @ x.conj().T + 4 * jnp.eye(5)), (Z,)),
   "determinant": (lambda x: jnp.linalg.det(x[:5, :5]), (Z,)),
+  "qr": (lambda x: jnp.concatenate(jnp.linalg.qr(jnp.stack([x.T, 0 * x.T])), 1), (Z,)),
+  "complete-qr": (lambda x: jnp.concatenate(jnp.linalg.qr(x[:4, :3], "complete"), 1), (Z,)),
+  "eigh": (lambda x: eigen(x @ x.conj().T), (Z,)),
+  "eigh-of-one-number": (lambda x: eigen(x[:1, :1]), (Z,)),
+  "svd": (lambda x: singular(jnp.stack([x, jnp.outer(x[:, 0], x[0]), 1e-30 * x])), (Z,)),
 }
 
 

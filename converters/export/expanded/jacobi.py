@@ -1,8 +1,9 @@
-"""Eigenvalues of symmetric matrices and singular values, by Jacobi's rotations.
+"""Eigenvalues of Hermitian matrices and singular values, by Jacobi's rotations.
 
 A round rotates all pairs of a perfect matching of the rows at once: row j and its partner. The
 matchings of a round-robin tournament make a sweep, which meets every pair. Vectors are determined
-up to a sign only, and so are ours.
+up to a sign only, and so are ours; the first element of a complex eigenvector is real, as LAPACK
+leaves it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,23 @@ import tensorflow as tf
 
 from ..expansion import expands
 from ..replay import sizes_of
-from ._matrices import identities, joined, like_leading, loop, padded
+from ._matrices import (
+  adjoint,
+  by_parts,
+  conj,
+  extent,
+  identities,
+  joined,
+  like_leading,
+  loop,
+  padded,
+  real,
+  squared,
+)
 from .orthogonal import qr, sizes_are_known
 
 _SWEEPS = 15  # at most; 8 are enough for 64 rows
+_SMALL_STEP = 2.0**-11  # whose square is a rounding
 _Rotate = Callable[..., tuple[tf.Tensor, ...]]
 
 # --- rounds ---
@@ -43,8 +57,12 @@ def _angles(
   own: tf.Tensor, other: tf.Tensor, product: tf.Tensor, partner: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """(cosine, sine) [..., n, 1] of the rotations that make the products of rows and partners zero
-  (Golub and Van Loan, 8.5.2): of squared lengths, or elements of a diagonal. The sine of a partner
-  is the opposite."""
+  (Golub and Van Loan, 8.5.2): of squared lengths, or elements of a diagonal, which are real. The
+  sine of a partner is the opposite, and conjugate."""
+  if product.dtype.is_complex:  # a phase makes it real
+    size = tf.abs(product)
+    cosine, sine = _angles(own, other, size, partner)
+    return cosine, by_parts(product, lambda part: sine * tf.math.divide_no_nan(part, size))
   zero, one, two = (tf.constant(c, own.dtype) for c in (0.0, 1.0, 2.0))
   difference, twice = other - own, two * product
   is_first = partner > tf.range(own.shape[-2])[:, tf.newaxis]
@@ -78,30 +96,53 @@ def _swept(rotate: _Rotate, done: Callable[..., tf.Tensor], *state: tf.Tensor) -
 
 def _turned(x: tf.Tensor, partner: tf.Tensor, cosine: tf.Tensor, sine: tf.Tensor) -> tf.Tensor:
   """The rows of x [..., n, k], each rotated with that of its partner."""
-  return cosine * x - sine * tf.gather(x, partner, axis=-2)
+  return _rotated(x, tf.gather(x, partner, axis=-2), cosine, sine)
+
+
+def _rotated(x: tf.Tensor, other: tf.Tensor, cosine: tf.Tensor, sine: tf.Tensor) -> tf.Tensor:
+  return by_parts(x, lambda part: cosine * part) - sine * other
 
 
 def _tolerance(dtype: tf.DType, terms: int) -> tf.Tensor:
   """What rounding leaves of a product of this many terms that is to be zero."""
-  return tf.constant(np.finfo(dtype.as_numpy_dtype).eps * max(2.5, terms**0.5), dtype)
+  eps = np.finfo(dtype.as_numpy_dtype).eps
+  return tf.constant(eps * max(2.5, terms**0.5), dtype.real_dtype)
 
 
 def _scaled(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """(a / scale, scale [..., 1, 1]), so that squares neither overflow nor vanish; 1 for ordinary
   sizes, by which a quotient is exact."""
-  largest = tf.reduce_max(tf.abs(a), [-2, -1], keepdims=True)
-  one = tf.ones([], a.dtype)
-  extreme = (largest > tf.constant(1e12, a.dtype)) | (largest < tf.constant(1e-12, a.dtype))
-  scale = tf.where(extreme & (largest > tf.zeros([], a.dtype)), largest, one)
-  return a / scale, scale
+  largest = tf.reduce_max(extent(a), [-2, -1], keepdims=True)
+  zero, one, least, most = (tf.constant(c, largest.dtype) for c in (0.0, 1.0, 1e-12, 1e12))
+  extreme = (largest > most) | (largest < least)
+  scale = tf.where(extreme & (largest > zero), largest, one)
+  return by_parts(a, lambda part: part / scale), scale
 
 
-def _orthogonal(v: tf.Tensor) -> tf.Tensor:
-  """The orthogonal matrix next to v, whose rows rounding has led away from it: a step of Newton's
-  and Schulz' iteration."""
-  gram = tf.matmul(v, v, transpose_b=True)
-  three, half = tf.constant(3, v.dtype), tf.constant(0.5, v.dtype)
-  return half * (three * v - tf.matmul(gram, v))
+def _refined(v: tf.Tensor, products: tf.Tensor) -> tf.Tensor:
+  """Vectors v in rows without most of what the rotations' rounding has added up to (Ogita and
+  Aishima, "Iterative refinement for symmetric eigenvalue decomposition", 2018).
+
+  Args:
+    v: [..., n, n], nearly unitary.
+    products: v A v^H, nearly diagonal.
+  """
+  n = v.shape[-1]
+  identity = tf.eye(n, dtype=v.dtype)
+  lacking = identity - tf.matmul(v, v, adjoint_b=True)
+  values = real(_diagonal(products)) / real(_diagonal(identity - lacking))
+  of_columns = tf.linalg.matrix_transpose(values)
+  half = tf.constant(0.5, values.dtype)
+  gaps, means = of_columns - values, half * (of_columns + values)
+  error = products + by_parts(lacking, lambda part: part * means)
+  # Hermitian but for rounding, which would be a step away from unitary vectors.
+  error = by_parts(error + adjoint(error), lambda part: half * part)
+  # A pair of close values has any two vectors of its plane; they need to be orthogonal only.
+  clear = extent(error) < tf.constant(_SMALL_STEP, gaps.dtype) * tf.abs(gaps)
+  safe = tf.where(clear, gaps, tf.ones([], gaps.dtype))
+  turn = tf.where(clear, by_parts(error, lambda part: part / safe), tf.zeros([], v.dtype))
+  step = turn + by_parts(lacking, lambda part: half * part)
+  return v + tf.matmul(step, v, adjoint_a=True)
 
 
 def _order(values: tf.Tensor, descending: bool) -> tf.Tensor:
@@ -122,52 +163,63 @@ def _order(values: tf.Tensor, descending: bool) -> tf.Tensor:
 @expands("SelfAdjointEigV2", takes=sizes_are_known)
 def _eigh(op: Any, a: tf.Tensor) -> list[tf.Tensor]:
   """a f32[..., n, n] -> values f32[..., n] in ascending order, vectors f32[..., n, n] in columns;
-  reads the lower triangle."""
+  reads the lower triangle. Values of complex matrices are complex numbers, too."""
   n, leading = a.shape[-1], sizes_of(a)[:-2]
   wants_vectors = op.get_attr("compute_v")
   if n == 0:
     return [tf.zeros([*leading, 0], a.dtype), tf.identity(a)]
   values, vectors = _eigen(joined(a), n)
-  values = tf.reshape(values, [*leading, n])
+  values = tf.cast(tf.reshape(values, [*leading, n]), a.dtype)
   return [values, like_leading(vectors, a) if wants_vectors else tf.zeros([0], a.dtype)]
 
 
 def _eigen(a: tf.Tensor, n: int) -> tuple[tf.Tensor, tf.Tensor]:
   """a [batch, n, n] -> (values [batch, n, 1], vectors [batch, n, n])."""
   lower = np.arange(n)[:, np.newaxis] >= np.arange(n)
-  a = tf.where(lower, a, tf.linalg.matrix_transpose(a))
+  a = tf.where(lower, a, adjoint(a))
+  if a.dtype.is_complex:  # the imaginary parts of the diagonal count for nothing
+    im = tf.math.imag(a)
+    a = tf.complex(real(a), tf.where(np.eye(n, dtype=bool), tf.zeros([], im.dtype), im))
   if n == 1:
-    return a, tf.ones_like(a)
+    return real(a), tf.ones_like(a)
   a, scale = _scaled(a)
-  odd, zero, half = n % 2, tf.zeros([], a.dtype), tf.constant(0.5, a.dtype)
+  odd, zero, half = n % 2, tf.zeros([], scale.dtype), tf.constant(0.5, a.dtype)
   m = n + odd
   is_beside = ~np.eye(m, dtype=bool)
 
   def rotate(partner: tf.Tensor, x: tf.Tensor, v: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    diagonal = _diagonal(x)
+    diagonal = real(_diagonal(x))
     paired = tf.gather(x, partner, axis=-2)
     # The same for both of a pair, though rounding leaves x not quite symmetric: with two angles a
     # pair would not be rotated.
-    beside = _diagonal(paired)
-    product = half * (beside + tf.gather(beside, partner, axis=-2))
+    beside = conj(_diagonal(paired))
+    product = half * (beside + conj(tf.gather(beside, partner, axis=-2)))
     other = tf.gather(diagonal, partner, axis=-2)
     cosine, sine = _angles(diagonal, other, product, tf.expand_dims(partner, -1))
-    columns = tf.linalg.matrix_transpose(cosine * x - sine * paired)
+    columns = adjoint(_rotated(x, paired, cosine, sine))
     return _turned(columns, partner, cosine, sine), _turned(v, partner, cosine, sine)
 
   def done(x: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
-    size = tf.abs(x)
+    size = extent(x)
     largest = tf.reduce_max(size, [-2, -1])
     rest = tf.reduce_max(tf.where(is_beside, size, zero), [-2, -1])
     return tf.reduce_all(rest <= _tolerance(a.dtype, 1) * largest)
 
   _, v = _swept(rotate, done, padded(a, odd, odd), identities(sizes_of(a)[:-2], m, m, a.dtype))
-  v = _orthogonal(v[..., :n, :n])
+  v = v[..., :n, :n]
+  v = _refined(v, tf.matmul(tf.matmul(v, a), v, adjoint_b=True))
   # Rayleigh's quotients with a itself: the rotations' errors have added up in x.
-  values = tf.reduce_sum(tf.matmul(v, a) * v, -1, keepdims=True)
+  values = tf.reduce_sum(real(tf.matmul(v, a) * conj(v)), -1, keepdims=True)
+  values = values / tf.reduce_sum(squared(v), -1, keepdims=True)
   order = _order(values, descending=False)
-  values, v = tf.matmul(order, values), tf.matmul(order, v)
-  return values * scale, tf.linalg.matrix_transpose(v)
+  values, v = tf.matmul(order, values), by_parts(v, lambda part: tf.matmul(order, part))
+  if a.dtype.is_complex:
+    first = conj(v[..., :1])
+    size = tf.abs(first)
+    safe = tf.where(size > zero, size, tf.ones([], size.dtype))
+    phase = by_parts(first, lambda part: part / safe)
+    v = v * tf.where(size > zero, phase, tf.ones([], a.dtype))
+  return values * scale, adjoint(v)
 
 
 # --- singular values ---
@@ -184,8 +236,8 @@ def _svd(op: Any, a: tf.Tensor) -> list[tf.Tensor]:
     u, v = (identities(leading, k, k if full else 0, a.dtype) for k in (m, n))
     return [tf.zeros([*leading, 0], a.dtype), u, v]
   x = joined(a)
-  values, long, short = _singular(tf.linalg.matrix_transpose(x) if m < n else x, wants_vectors)
-  values = tf.reshape(values, [*leading, p])
+  values, long, short = _singular(adjoint(x) if m < n else x, wants_vectors)
+  values = tf.cast(tf.reshape(values, [*leading, p]), a.dtype)
   if not wants_vectors:
     return [values, tf.zeros([0], a.dtype), tf.zeros([0], a.dtype)]
   long = like_leading(long if full else long[..., :p], a)
@@ -197,7 +249,7 @@ def _singular(a: tf.Tensor, vectors: bool) -> tuple[tf.Tensor, Any, Any]:
   """a [batch, m, n] of m >= n -> (values [batch, n, 1], U [batch, m, m], V [batch, n, n])."""
   n = a.shape[-1]
   a, scale = _scaled(a)
-  odd, zero, one = n % 2, tf.zeros([], a.dtype), tf.ones([], a.dtype)
+  odd, zero, one = n % 2, tf.zeros([], scale.dtype), tf.ones([], scale.dtype)
   columns = tf.linalg.matrix_transpose(a)
   v = identities(sizes_of(a)[:-2], n, n, a.dtype)
   if n > 1:
@@ -206,40 +258,45 @@ def _singular(a: tf.Tensor, vectors: bool) -> tuple[tf.Tensor, Any, Any]:
 
     def rotate(partner: tf.Tensor, x: tf.Tensor, v: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       paired = tf.gather(x, partner, axis=-2)
-      own = tf.reduce_sum(tf.square(x), -1, keepdims=True)
+      own = tf.reduce_sum(squared(x), -1, keepdims=True)
       cosine, sine = _angles(
         own,
         tf.gather(own, partner, axis=-2),
-        tf.reduce_sum(x * paired, -1, keepdims=True),
+        tf.reduce_sum(x * conj(paired), -1, keepdims=True),
         tf.expand_dims(partner, -1),
       )
-      return cosine * x - sine * paired, _turned(v, partner, cosine, sine)
+      return _rotated(x, paired, cosine, sine), _turned(v, partner, cosine, sine)
 
     def done(x: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
-      gram = tf.matmul(x, x, transpose_b=True)
-      length = tf.sqrt(_diagonal(gram))
+      gram = tf.matmul(x, x, adjoint_b=True)
+      length = tf.sqrt(real(_diagonal(gram)))
       largest = tf.reduce_max(length, [-2, -1], keepdims=True)
       tolerance = _tolerance(a.dtype, columns.shape[-1])
       bound = tolerance * length * tf.linalg.matrix_transpose(length)
       bound += tf.square(tolerance * largest)
-      return tf.reduce_max(tf.where(is_beside, tf.abs(gram) - bound, zero)) <= zero
+      return tf.reduce_max(tf.where(is_beside, extent(gram) - bound, zero)) <= zero
 
     _, v = _swept(
       rotate, done, padded(columns, odd, 0), identities(sizes_of(a)[:-2], m, m, a.dtype)
     )
-    v = _orthogonal(v[..., :n, :n])
+    v = v[..., :n, :n]
+    turned = tf.matmul(v, columns)
+    v = _refined(v, tf.matmul(turned, turned, adjoint_b=True))
     # a itself once more: the rotations' errors have added up.
     columns = tf.matmul(v, columns)
-  length = tf.reduce_max(tf.abs(columns), -1, keepdims=True)
+  length = tf.reduce_max(extent(columns), -1, keepdims=True)
   safe = tf.where(length > zero, length, one)
-  values = length * tf.sqrt(tf.reduce_sum(tf.square(columns / safe), -1, keepdims=True))
+  squares = squared(by_parts(columns, lambda part: part / safe))
+  values = length * tf.sqrt(tf.reduce_sum(squares, -1, keepdims=True))
   order = _order(values, descending=True)
   values = tf.matmul(order, values)
   if not vectors:
     return values * scale, None, None
-  columns = tf.matmul(order, columns) / tf.where(values > zero, values, one)
+  divisor = tf.where(values > zero, values, one)
+  columns = by_parts(columns, lambda part: tf.matmul(order, part) / divisor)
   # The columns of Q are these but for signs, and orthogonal also where values are zero.
   q, r = qr(tf.linalg.matrix_transpose(columns))
-  signs = tf.linalg.matrix_transpose(tf.where(_diagonal(r[..., :n, :]) < zero, -one, one))
-  u = tf.concat([q[..., :n] * signs, q[..., n:]], -1)
-  return values * scale, u, tf.linalg.matrix_transpose(tf.matmul(order, v))
+  signs = tf.linalg.matrix_transpose(tf.where(real(_diagonal(r[..., :n, :])) < zero, -one, one))
+  u = tf.concat([by_parts(q[..., :n], lambda part: part * signs), q[..., n:]], -1)
+  v = by_parts(v, lambda part: tf.matmul(order, part))
+  return values * scale, u, tf.linalg.matrix_transpose(v)
