@@ -61,6 +61,7 @@ ONE_PYTHON = {
   "tests/serving/test_serve": "a server without JAX",
   "tests/devices/test_strategies.py": "processes of TensorFlow's clusters",
   "tests/serving/test_tf_serving.py": "another server",
+  "tests/generation/test_litert_lm.py": "LiteRT and its engine",
   "tests/house/test_wheel.py": "what is packed, and where",
   "tests/lab/test_workers.py": "processes",
 }

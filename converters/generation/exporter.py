@@ -84,7 +84,7 @@ def save(
   chosen.check_path(final, overwrite)
   chosen.check(decoder)
   if conversations is None:
-    conversations = plans.planned(decoder, chosen.pieces())
+    conversations = plans.planned(decoder, chosen.pieces(decoder))
   plans.check_given(decoder, conversations)
   tolerance = report.tolerance_of([*decoder.dtypes]) if tolerance is None else tolerance
   with stages.stage("compare JAX with itself"):
@@ -120,7 +120,7 @@ def _reference(
 ) -> tuple[loops.Reference, list[str]]:
   """What to compare the file with, after JAX's loops were compared with each other."""
   whole: loops.Reference = loops.Whole(decoder, conversations)
-  pieces = target.cut()
+  pieces = target.cut(decoder)
   differences = _differences(
     "JAX in pieces", conversations, loops.in_jax(decoder, pieces), whole, tolerance
   )
@@ -182,7 +182,10 @@ def _refuse(target: Target, found: LoopReport, least_agreement: float | None) ->
       if equal < least_agreement * tokens
     ]
   if problems:
-    lines = [found.verdict, *(f"  {problem}" for problem in problems), "nothing was written"]
+    wrong = dict.fromkeys(row.engine for row in found.rows if row.problem)
+    advice = [advice for engine in wrong if (advice := target.advice(engine))]
+    lines = [found.verdict, *(f"  {problem}" for problem in problems), *advice]
+    lines.append("nothing was written")
     raise ExportError(target.name, "\n".join(lines))
 
 

@@ -8,8 +8,8 @@ Three forms of a decoder are compared with each other before any file is written
 - `in_jax(..., by_rules=True)`: the rows alone, with all other leaves by their rules, as engines
   call the step. A wrong rule shows here.
 
-`loop` is the loop itself. It runs any session that takes tokens and returns the logits of the last
-one, so a target without an engine of its own uses it for its file.
+`loop` runs any session that takes tokens and returns the logits of the last one, so a target
+without an engine of its own uses it for its file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ import numpy as np
 
 from .conversations import Conversation, Generated, Runner
 from .decoder import Decoder
+from .greedy import Session, greedy, pieces
 
 # (number of tokens to read) -> the numbers of tokens of each call that reads them
 Pieces: TypeAlias = Callable[[int], Sequence[int]]
-# tokens, which stand behind those of earlier calls -> f32[V], the logits of the last
-Session: TypeAlias = Callable[[Sequence[int]], np.ndarray]
 
 # Of `Whole`: a longer text is read in pieces of this size, so that logits of all its tokens need
 # no more memory than those of such a piece.
@@ -49,50 +48,25 @@ def at_once(count: int) -> Sequence[int]:
 
 
 def in_pieces(sizes: Sequence[int]) -> Pieces:
-  """Pieces of an engine that has a function for each of these sizes and one for one token: the
-  largest while it fits, then the smallest that holds the rest; the last token by itself."""
-
-  def pieces(count: int) -> Sequence[int]:
-    rest, cut = count - 1, []
-    while rest:
-      cut.append(min(rest, max(sizes)))
-      rest -= cut[-1]
-    return [*cut, 1]
-
-  return pieces
+  """Pieces of an engine that has a function for each of these sizes and one for one token."""
+  return functools.partial(pieces, sizes=sizes)
 
 
 def loop(session: Session, conversation: Conversation) -> Generated:
-  """Runs a conversation: the most probable token, again and again.
-
-  Args:
-    session: a new one.
-    conversation: the prompts, and how many tokens each turn generates.
-  """
-  turns, logits = [], []
-  unread: list[int] = []
-  for turn in conversation:
-    last = session([*unread, *turn.prompt])
-    seen = [last]
-    tokens = [int(np.argmax(last))]
-    while len(tokens) < turn.new:
-      seen.append(session(tokens[-1:]))
-      tokens.append(int(np.argmax(seen[-1])))
-    unread = tokens[-1:]
-    turns.append(tuple(tokens))
-    logits.append(np.stack(seen))
-  return Generated(tuple(turns), tuple(logits))
+  """Runs a conversation in a new session."""
+  turns, logits = greedy(session, [(turn.prompt, turn.new) for turn in conversation])
+  return Generated(tuple(map(tuple, turns)), tuple(logits))
 
 
-def in_jax(decoder: Decoder, pieces: Pieces, *, by_rules: bool = False) -> Runner:
+def in_jax(decoder: Decoder, cut: Pieces, *, by_rules: bool = False) -> Runner:
   """The loop in JAX with a cache.
 
   Args:
     decoder: the model.
-    pieces: how a prompt is cut.
+    cut: how a prompt is cut.
     by_rules: call the step as engines do, with rows alone.
   """
-  new_session = _sessions(decoder, pieces, by_rules=by_rules)
+  new_session = _sessions(decoder, cut, by_rules=by_rules)
   return lambda conversations: [loop(new_session(), each) for each in conversations]
 
 
@@ -135,14 +109,14 @@ class Whole:
     return logits[0, at].astype(jnp.float32)
 
 
-def own_pieces(decoder: Decoder, pieces: Pieces) -> Reference:
+def own_pieces(decoder: Decoder, cut: Pieces) -> Reference:
   """A reference that reads the tokens in an engine's pieces, for a model that computes something
   else from the whole text."""
-  new_session = _sessions(decoder, pieces)
+  new_session = _sessions(decoder, cut)
   return lambda conversation, turns: _forced(new_session(), conversation, turns)
 
 
-def _sessions(decoder: Decoder, pieces: Pieces, *, by_rules: bool = False) -> Callable[[], Session]:
+def _sessions(decoder: Decoder, cut: Pieces, *, by_rules: bool = False) -> Callable[[], Session]:
   """Makes sessions that share their compiled steps."""
 
   @functools.partial(jax.jit, donate_argnums=3)
@@ -162,7 +136,7 @@ def _sessions(decoder: Decoder, pieces: Pieces, *, by_rules: bool = False) -> Ca
     def session(tokens: Sequence[int]) -> np.ndarray:
       nonlocal cache, read
       last, begin = None, 0
-      for size in pieces(len(tokens)):
+      for size in cut(len(tokens)):
         piece = np.asarray(tokens[begin : begin + size], np.int32)[None]
         positions = np.arange(read, read + size, dtype=np.int32)[None]
         last, cache = step(decoder.params, piece, positions, cache)

