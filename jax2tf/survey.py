@@ -17,7 +17,7 @@ from jax2tf.context import scope_name
 from jax2tf.dtypes import physical
 from jax2tf.graph_context import GraphContext
 from jax2tf.interpreter import GraphEmitter
-from jax2tf.jaxprs import Eqn, function_of
+from jax2tf.jaxprs import Eqn, function_of, inner_jaxprs
 from jax2tf.placement.devices import HERE
 from jax2tf.trace import Traceable
 
@@ -104,7 +104,8 @@ def _dtypes(eqn: Eqn) -> frozenset[str]:
 
 def modules_of(fun: Callable[..., Any], *specs: Any) -> frozenset[str]:
   """The paths of the user's name scopes, as the ops of the forward graph have them in their names:
-  modules of Flax and Haiku, and `jax.named_scope`. Those in loops and branches are not among them.
+  modules of Flax and Haiku, and `jax.named_scope`. The path of one in a loop or a branch begins
+  with `*`, in place of the scopes of the loop.
 
   A path such as `encoder/_apply/attention` may contain the name of a jitted function; none ends
   with it.
@@ -126,6 +127,9 @@ def _scopes(jaxpr: Any, outer: tuple[str, ...]) -> Iterator[str]:
     if (inner := function_of(eqn)) is not None:
       is_jitted = eqn.primitive is P.jit_p
       yield from _scopes(inner, (*path, scope_name(eqn.params["name"])) if is_jitted else path)
+    else:
+      for inner in inner_jaxprs(eqn):
+        yield from _scopes(inner, ("*",))
 
 
 def _inside(op: tf.Operation, others: Collection[tf.Operation]) -> Iterator[tf.Operation]:

@@ -20,7 +20,8 @@ from .runtime import extra
 
 DOMAIN = "modules"
 _SMALL = 64  # elements of an integer constant, such as a shape, that a function has inside
-_NUMBER = re.compile(r"__\d+")  # of a node that tf2onnx added
+# of a node that tf2onnx added, and of a node in a loop or branch
+_NUMBER = re.compile(r"__(in)?\d+")
 
 
 @dataclass(frozen=True)
@@ -38,25 +39,20 @@ class _Step:
 
 
 def with_functions(model: Any, modules: Collection[str]) -> Any:
-  """A copy of an onnx.ModelProto with a function for each module of several nodes.
+  """A copy of an onnx.ModelProto with a function for each module of several nodes, also in loops
+  and branches.
 
   Args:
     model: its nodes are in topological order.
     modules: the paths of the modules, such as "encoder/attention", as the names of nodes have them.
+      Those in a loop or a branch are without the scopes around it, "*/attention".
   """
   folded = type(model)()
   folded.CopyFrom(model)
   graph = folded.graph
-  steps = _steps(graph, modules)
-  functions = _Functions(graph, steps, model.opset_import)
-  nodes = functions.folded(steps, 0)
-  del graph.node[:]
-  graph.node.extend(nodes)
-  used = {name for node in nodes for name in protos.reads(node)}
-  used |= {value.name for value in graph.output}
-  kept = [tensor for tensor in graph.initializer if tensor.name in used]
-  del graph.initializer[:], graph.value_info[:]
-  graph.initializer.extend(kept)
+  functions = _Functions(model.opset_import)
+  functions.fold(graph, modules, {}, None)
+  del graph.value_info[:]
   if functions.protos:
     folded.functions.extend(functions.protos)
     folded.opset_import.add(domain=DOMAIN, version=1)
@@ -68,7 +64,8 @@ def inlined(model: Any) -> Any:
   return extra("onnx.inliner").inline_local_functions(model) if model.functions else model
 
 
-def _steps(graph: Any, modules: Collection[str]) -> list[_Step]:
+def _steps(graph: Any, modules: Collection[str], loop: Any) -> list[_Step]:
+  """The steps of a graph; see `_Functions.fold`."""
   nodes = list(graph.node)
   reads = [tuple(protos.reads(node)) for node in nodes]
   readers: dict[str, list[int]] = collections.defaultdict(list)
@@ -78,7 +75,7 @@ def _steps(graph: Any, modules: Collection[str]) -> list[_Step]:
   outputs = {value.name for value in graph.output}
   paths: list[tuple[str, ...]] = [()] * len(nodes)
   for i in reversed(range(len(nodes))):
-    path = _modules(nodes[i].name, modules)
+    path = _modules(nodes[i].name, modules, loop)
     if path is None:  # a node of no user's line, such as a Cast: it belongs to what reads it
       around = [paths[j] for name in nodes[i].output for j in readers[name]]
       is_output = any(name in outputs for name in nodes[i].output)
@@ -87,13 +84,24 @@ def _steps(graph: Any, modules: Collection[str]) -> list[_Step]:
   return [_Step(*each) for each in zip(nodes, paths, reads, strict=True)]
 
 
-def _modules(name: str, modules: Collection[str]) -> tuple[str, ...] | None:
-  """The modules around a node; None if its name has no scope of a converted function."""
-  scope, *parts = name.split("/")
-  if not scope.startswith("jax2tf_"):
+def _modules(name: str, modules: Collection[str], loop: Any) -> tuple[str, ...] | None:
+  """The modules around a node, in the loop or branch; None if its name has no scope of a converted
+  function."""
+  if (parts := _parts_of(name)) is None:
     return None
-  prefixes = ["/".join(parts[:n]) for n in range(1, len(parts))]
-  return tuple(prefix for prefix in prefixes if prefix in modules)
+  outside = 0 if loop is None else len(_parts_of(loop.name) or parts)
+  paths = {n: "/".join(parts[:n]) for n in range(outside + 1, len(parts))}
+  if loop is None:
+    return tuple(path for path in paths.values() if path in modules)
+  return tuple(path for n, path in paths.items() if "/".join(["*", *parts[outside:n]]) in modules)
+
+
+def _parts_of(name: str) -> list[str] | None:
+  """The name scopes of a node and its own name. In a loop or a branch tf2onnx writes the scopes of
+  the loop before them, once for each loop around."""
+  parts = name.split("/")
+  starts = [i for i, part in enumerate(parts) if part.startswith("jax2tf_")]
+  return parts[starts[-1] + 1 :] if starts else None
 
 
 def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -105,31 +113,84 @@ def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 class _Functions:
-  """Makes the functions of a graph.
+  """Makes the functions of a model.
 
   Attributes:
     protos: the onnx.FunctionProtos, those that others call first.
   """
 
-  def __init__(self, graph: Any, steps: Sequence[_Step], opset_import: Any):
+  def __init__(self, opset_import: Any):
     self.protos: list[Any] = []
     modules = extra("onnx.helper").make_opsetid(DOMAIN, 1)
     self._opset_import = [*opset_import, modules]
-    self._constants = {tensor.name: tensor for tensor in graph.initializer}
+    self._by_body: dict[bytes, Any] = {}
+    self._names, self._names_of_calls = _Names(), _Names()
+
+  def fold(
+    self, graph: Any, modules: Collection[str], constants: Mapping[str, Any], loop: Any
+  ) -> None:
+    """Puts calls of functions into a graph, and into the loops and branches inside.
+
+    Args:
+      graph: the onnx.GraphProto.
+      modules: see `with_functions`.
+      constants: {name: onnx.TensorProto} around the graph.
+      loop: the node whose body it is; None for the graph of the model.
+    """
+    known = {**constants, **{tensor.name: tensor for tensor in graph.initializer}}
+    for node in graph.node:
+      for body in protos.bodies(node):
+        self.fold(body, modules, known, node)
+    steps = _steps(graph, modules, loop)
+    calls = _Calls(self, graph, steps, known, is_model=loop is None)
+    nodes = calls.folded(steps, 0)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    used = {name for node in nodes for name in protos.reads(node)}
+    used |= {value.name for value in graph.output}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+  def call(self, path: str, body: _Body, outputs: Sequence[str]) -> Any:
+    """A node that calls the function with this body."""
+    key = body.proto.SerializeToString(deterministic=True)
+    if key not in self._by_body:
+      body.proto.name = self._names.unique(re.sub(r"_\d+$", "", path.rpartition("/")[2]))
+      body.proto.opset_import.extend(self._opset_import)
+      self._by_body[key] = body.proto
+      self.protos.append(body.proto)
+    function, name = self._by_body[key].name, self._names_of_calls.unique(path)
+    return extra("onnx.helper").make_node(function, body.inputs, outputs, name=name, domain=DOMAIN)
+
+
+class _Calls:
+  """Puts calls in place of the nodes of a graph, or of the body of a loop or branch."""
+
+  def __init__(
+    self,
+    functions: _Functions,
+    graph: Any,
+    steps: Sequence[_Step],
+    constants: Mapping[str, Any],
+    *,
+    is_model: bool,
+  ):
+    self._functions, self._constants, self._is_model = functions, constants, is_model
     self._outputs = {value.name for value in graph.output}
     self._readers: dict[str, set[int]] = collections.defaultdict(set)
     for step in steps:
       for name in step.reads:
         self._readers[name].add(id(step))
-    self._by_body: dict[bytes, Any] = {}
-    self._names, self._names_of_calls = _Names(), _Names()
 
   def folded(self, steps: Sequence[_Step], depth: int) -> list[Any]:
     """The nodes, those of each module at this depth as one."""
     groups = _groups(steps, lambda step: step.modules[depth] if len(step.modules) > depth else None)
     parts = [part for key, group in groups for part in self._parts(key, group)]
-    if len(parts) == 1 and parts[0][0] is not None:  # all there is: its modules say more
-      return self.folded(steps, depth + 1)
+    if len(parts) == 1 and parts[0][0] is not None:  # all there is
+      is_in_one = len(_common([step.modules for step in steps])) > depth + 1
+      if self._is_model or is_in_one:  # its modules say more
+        return self.folded(steps, depth + 1)
     nodes = []
     for key, part in parts:
       if key is None or len(part) == 1:
@@ -169,14 +230,7 @@ class _Functions:
     made = [name for step in steps for name in step.node.output if name]
     outputs = [name for name in made if name in self._outputs or not self._readers[name] <= own]
     body = _Body(path, _ordered(nodes, outputs), outputs, self._constants)
-    key = body.proto.SerializeToString(deterministic=True)
-    if key not in self._by_body:
-      body.proto.name = self._names.unique(re.sub(r"_\d+$", "", path.rpartition("/")[2]))
-      body.proto.opset_import.extend(self._opset_import)
-      self._by_body[key] = body.proto
-      self.protos.append(body.proto)
-    function, name = self._by_body[key].name, self._names_of_calls.unique(path)
-    return extra("onnx.helper").make_node(function, body.inputs, outputs, name=name, domain=DOMAIN)
+    return self._functions.call(path, body, outputs)
 
 
 def _groups(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,68 @@ def test_modules_are_functions(tmp_path: Path, threshold: int) -> None:
   ops = [onnx.inspect(file).ops() for file in files.values()]
   counts = [{op: row["count"] for op, row in each.items()} for each in ops]
   assert counts[0] == counts[1]
+
+
+class Step(nn.Module):
+  @nn.compact
+  def __call__(self, carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = Block(name="block")(carry + x)
+    return y, y
+
+
+class Looped(nn.Module):
+  """With modules in the body of a loop, and in a loop inside of a loop."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    steps = nn.scan(
+      Step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1
+    )(name="steps")
+    dense = nn.Dense(8, name="dense")
+    if self.is_initializing():
+      return steps(x[:, 0], dense(x))[1]
+    return jax.lax.fori_loop(0, 2, lambda _, y: steps(jnp.tanh(y[:, 0]), dense(y))[1], x)
+
+
+class Branch(nnx.Module):
+  def __init__(self) -> None:
+    self.first = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    self.second = nnx.Linear(8, 8, rngs=nnx.Rngs(1))
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return jax.lax.cond(
+      x.sum() > 0, lambda: self.first(x), lambda: self.second(jnp.tanh(self.first(-x)))
+    )
+
+
+def calls_in(graph: Any, *, inside: bool = False) -> list[str]:
+  """The functions that are called in loops and branches."""
+  calls = [node.op_type for node in graph.node if inside and node.domain == "modules"]
+  for node in graph.node:
+    for attribute in node.attribute:
+      if attribute.HasField("g"):
+        calls += calls_in(attribute.g, inside=True)
+  return calls
+
+
+def test_modules_in_loops_and_branches_are_functions(tmp_path: Path) -> None:
+  looped, branch = Looped(), Branch()
+  params = random_like(looped.init(jax.random.key(0), np.zeros(SHAPE, "f")))
+  models = {
+    "loop": saved_model.Model(params, idioms=onnx.IDIOMS).add(looped.apply, inputs=SPEC),
+    "branch": saved_model.from_flax_nnx(branch, inputs=SPEC, idioms=onnx.IDIOMS),
+  }
+  calls = {}
+  for name, model in models.items():
+    made = onnx.save_model(
+      model, tmp_path / f"{name}.onnx", functions="modules", samples=1, sizes={"b": 2}
+    )
+    assert made.report.ok
+    proto = onnx_library.load_model(str(made.path))
+    onnx_library.checker.check_model(proto, full_check=True)
+    # a module whose nodes differ has a second function, such as first_1
+    calls[name] = [re.sub(r"_\d+$", "", call) for call in calls_in(proto.graph)]
+  assert calls == {"loop": ["dense", "steps"], "branch": ["first", "first", "second"]}
 
 
 @pytest.mark.parametrize("library", ["nnx", "equinox"])
