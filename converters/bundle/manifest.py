@@ -69,6 +69,41 @@ class SignatureRecord:
 
 
 @dataclass(frozen=True)
+class GenerationRecord:
+  """How to generate text with the signatures of a model.
+
+  `init` takes nothing and returns an empty cache, one output for each array. `prefill` reads
+  `tokens`, i32[1,s], at `positions`, i32[1,s], and `decode` reads one token, i32[1,1]. Both also
+  take the cache and return the new one, whose outputs have the names of the inputs, and `logits`,
+  f32[1,V], from which the token after the last one is chosen. A caller passes all arrays of the
+  cache on as they are.
+
+  Attributes:
+    vocabulary: the number of tokens, V.
+    context_length: the number of tokens that fit into a cache.
+    cache: {name of an input and output: dtype and shape in jaxpr notation}.
+    piece: the largest number of tokens that `prefill` was compared with JAX for.
+    stop_tokens: tokens that end an answer.
+    start_token: the token before each text; None if there is none.
+    tokenizer: the file of the tokenizer below the directory; empty without one.
+    chat_template: a Jinja template that makes a prompt of `messages`; empty without one.
+    init, prefill, decode: names of the signatures.
+  """
+
+  vocabulary: int
+  context_length: int
+  cache: Mapping[str, str]
+  piece: int
+  stop_tokens: list[int] = field(default_factory=list)
+  start_token: int | None = None
+  tokenizer: str = ""
+  chat_template: str = ""
+  init: str = "init_cache"
+  prefill: str = "prefill"
+  decode: str = "decode"
+
+
+@dataclass(frozen=True)
 class Manifest:
   """The contents of the manifest.
 
@@ -81,6 +116,7 @@ class Manifest:
     idioms: as for `jax2tf.convert`.
     state: {path: dtype and shape in jaxpr notation} of the state, as stored.
     state_values: SHA-256 of the values of the state; empty without one.
+    generation: how to generate text; None for other models.
     created: time of creation, UTC, ISO 8601.
     versions: {package: version} of Python and of the packages that made the model.
   """
@@ -93,6 +129,7 @@ class Manifest:
   idioms: str = "exact"
   state: Mapping[str, str] = field(default_factory=dict)
   state_values: str = ""
+  generation: GenerationRecord | None = None
   created: str = field(
     default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
   )
@@ -152,6 +189,8 @@ def read(directory: paths.Given) -> Manifest:
     content["signatures"] = {
       name: _of_fields(SignatureRecord, record) for name, record in content["signatures"].items()
     }
+    if generation := content.get("generation"):
+      content["generation"] = _of_fields(GenerationRecord, generation)
     return _of_fields(Manifest, content)
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise ValueError(

@@ -89,7 +89,7 @@ def save(
   tolerance = report.tolerance_of([*decoder.dtypes]) if tolerance is None else tolerance
   with stages.stage("compare JAX with itself"):
     reference, remarks = _reference(decoder, chosen, conversations, tolerance, own_pieces)
-  with publish.beside(final.parent) as place:
+  with publish.beside(chosen.parent(final)) as place:
     with stages.stage(f"write for {target}"):
       written = chosen.write(decoder, place)
     rows = []
@@ -104,11 +104,8 @@ def save(
     _refuse(chosen, found, least_agreement)
     chosen.check_path(final, overwrite)  # again, because the comparison may have taken minutes
     size = _size(written)
-    if chosen.folder and final.exists():
-      publish.replace_folder(written, final)
-    else:
-      publish.move(written, final)
-  return Saved(final, found, size)
+    published = chosen.publish(written, final, overwrite)
+  return Saved(published, found, size)
 
 
 def _reference(
@@ -143,7 +140,7 @@ def _reference(
       f"in JAX itself, {len(differences)} of {len(conversations)} conversations differ when a "
       "prompt is read in pieces, so the file was compared with JAX in the same pieces"
     ]
-  if decoder.cache.of_kind("ruled"):
+  if decoder.cache.of_kind("ruled") and not target.whole_cache:
     by_rules = loops.in_jax(decoder, pieces, by_rules=True)
     wrong = _differences("JAX by rules", conversations, by_rules, reference, tolerance)
     if wrong:

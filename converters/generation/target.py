@@ -22,7 +22,10 @@ from .conversations import Runner
 from .decoder import Decoder
 
 # {name: module:class}
-MODULES = {"litert-lm": f"{__package__}.litert_lm:LiteRTLM"}
+MODULES = {
+  "litert-lm": f"{__package__}.litert_lm:LiteRTLM",
+  "saved_model": f"{__package__}.saved_model:SavedModel",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +36,13 @@ class Target(abc.ABC):
     name: "litert-lm".
     example: a path for errors, "model.litertlm".
     folder: whether the target writes a folder.
+    whole_cache: whether the engine passes all leaves of the cache on, so that none needs a rule.
   """
 
   name: ClassVar[str]
   example: ClassVar[str]
   folder: ClassVar[bool] = False
+  whole_cache: ClassVar[bool] = False
 
   @abc.abstractmethod
   def check(self, decoder: Decoder) -> None:
@@ -88,6 +93,23 @@ class Target(abc.ABC):
       publish.refuse_existing(path, "or another path")
     publish.check_replaceable(path)
     publish.check_writable(path.parent)
+
+  def parent(self, path: Path) -> Path:
+    """The folder in which the file or folder gets its name."""
+    return path.parent
+
+  def publish(self, written: Path, path: Path, overwrite: bool) -> Path:
+    """Gives what was written its name, and returns that.
+
+    Raises:
+      FileExistsError: it exists, and `overwrite` is False.
+    """
+    del overwrite  # `check_path` has refused it
+    if self.folder and path.exists():
+      publish.replace_folder(written, path)
+    else:
+      publish.move(written, path)
+    return path
 
 
 def of(name: str, options: Mapping[str, Any]) -> Target:

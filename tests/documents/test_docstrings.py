@@ -29,6 +29,7 @@ WITHOUT_EXAMPLE = {
   "jax2tf.converters.onnx.Prepared",  # in the example of `prepared`
   "jax2tf.converters.onnx.QuantizationReport",
   "jax2tf.converters.saved_model.Added",
+  "jax2tf.converters.saved_model.manifest.GenerationRecord",
   "jax2tf.converters.saved_model.manifest.Manifest",
   "jax2tf.converters.saved_model.manifest.SignatureRecord",
   "jax2tf.converters.tflite.QuantizationReport",
