@@ -62,6 +62,8 @@ ONE_PYTHON = {
   "tests/devices/test_strategies.py": "processes of TensorFlow's clusters",
   "tests/serving/test_tf_serving.py": "another server",
   "tests/generation/test_litert_lm.py": "LiteRT and its engine",
+  "tests/generation/test_onnxruntime_genai.py": "ONNX Runtime's engine",
+  "tests/generation/test_openvino_genai.py": "OpenVINO's engine",
   "tests/house/test_wheel.py": "what is packed, and where",
   "tests/lab/test_workers.py": "processes",
 }

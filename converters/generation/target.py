@@ -24,6 +24,8 @@ from .decoder import Decoder
 # {name: module:class}
 MODULES = {
   "litert-lm": f"{__package__}.litert_lm:LiteRTLM",
+  "onnxruntime-genai": f"{__package__}.onnxruntime_genai:OnnxRuntimeGenAI",
+  "openvino-genai": f"{__package__}.openvino_genai:OpenvinoGenAI",
   "saved_model": f"{__package__}.saved_model:SavedModel",
 }
 

@@ -202,7 +202,7 @@ class Onnx(Target[WrittenModel]):
 
   def compare(self, source: Source, written: WrittenModel) -> Report:
     (signature,) = source.signatures.values()
-    session = _opened(written.model, written.path, signature)
+    session = opened(written.model, written.path, signature)
     versions = {name: extra(name).__version__ for name in ("onnx", "tf2onnx", "onnxruntime")}
     if self.quantization.scheme is not None:
       return quantization.compared(
@@ -333,7 +333,7 @@ def data_locations(proto: Any) -> set[str]:
   }
 
 
-def _opened(model: Translated, file: Path, signature: Signature) -> Any:
+def opened(model: Translated, file: Path, signature: Signature) -> Any:
   """Opens the file in ONNX Runtime, after ONNX's checker."""
   try:
     extra("onnx.checker").check_model(str(file), full_check=True)

@@ -50,10 +50,10 @@ def _rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
 Write = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def _body(
+def body(
   params: Any, tokens: jax.Array, positions: jax.Array, mask: jax.Array, cache: Any, write: Write
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """(logits, rows)."""
+  """(logits, rows), with the rows that `write` writes."""
   batch, size = tokens.shape
   x = params["embed"][tokens]
   after = {}
@@ -78,14 +78,14 @@ def step(
   params: Any, tokens: jax.Array, positions: jax.Array, cache: Any, mask: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """The step with rows alone, which are written at the positions."""
-  return _body(params, tokens, positions, mask, cache, at(positions[0, 0]))
+  return body(params, tokens, positions, mask, cache, at(positions[0, 0]))
 
 
 def counting_step(
   params: Any, tokens: jax.Array, positions: jax.Array, cache: Any, mask: jax.Array
 ) -> tuple[jax.Array, Any]:
   """The same with the number of rows so far in the cache, as libraries have it."""
-  logits, rows = _body(params, tokens, positions, mask, cache["rows"], at(cache["end_index"][0]))
+  logits, rows = body(params, tokens, positions, mask, cache["rows"], at(cache["end_index"][0]))
   return logits, {"rows": rows, "end_index": cache["end_index"] + tokens.shape[1]}
 
 

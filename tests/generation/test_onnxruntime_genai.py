@@ -1,0 +1,124 @@
+"""Folders for ONNX Runtime GenAI, run in the engine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax2tf
+from jax2tf.converters import generation
+from jax2tf.converters.generation import onnxruntime_genai, tokenizers
+from jax2tf.converters.generation.conversations import Conversation, Turn
+from tests.support import tiny_decoder as tiny
+
+# Two turns, and up to the end of the cache.
+TALKS: Sequence[Conversation] = [
+  (Turn(tuple(range(9)), 4), Turn(tuple(range(20, 28)), 4)),
+  (Turn(tuple(range(57)), 7),),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """Byte-level BPE, without merges."""
+  package = importlib.import_module("tokenizers")
+  alphabet = sorted(package.pre_tokenizers.ByteLevel.alphabet())
+  vocabulary = {"<end>": 0} | {letter: i for i, letter in enumerate(alphabet, 1)}
+  made = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=[]))
+  made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  made.decoder = package.decoders.ByteLevel()
+  made.add_special_tokens(["<end>"])
+  file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+  made.save(str(file))
+  return file
+
+
+@pytest.mark.parametrize("cache", ["shared", "growing"])
+def test_the_engine_has_jaxs_tokens(cache: str, tmp_path: Path) -> None:
+  saved = generation.save(
+    tiny.counting_decoder(stop_tokens=[1], start_token=2),
+    tmp_path / "model",
+    target="onnxruntime-genai",
+    cache=cache,
+    conversations=TALKS,
+  )
+  assert saved.report.agreement == {"ONNX Runtime GenAI": (15, 15)}
+  config = json.loads((saved.path / "genai_config.json").read_text())
+  assert config["search"]["past_present_share_buffer"] == (cache == "shared")
+  assert config["model"]["eos_token_id"] == [1]
+
+
+def test_the_engine_reads_the_tokenizer_and_the_template(tokenizer: Path, tmp_path: Path) -> None:
+  genai = importlib.import_module("onnxruntime_genai")
+  template = "{% for message in messages %}{{ message['content'] }}<end>{% endfor %}"
+
+  def step(params: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
+    start = (0, positions[0, 0], 0)
+    cache = {
+      name: jax.lax.dynamic_update_slice(rows, params[tokens], start)
+      for name, rows in cache.items()
+    }
+    return cache["k"][:, : tokens.shape[1]] @ params.T + params[tokens] @ params.T, cache
+
+  params = np.random.default_rng(0).standard_normal((257, 4)).astype(np.float32)
+  decoder = generation.Decoder(
+    step=step,
+    params=params,
+    init_cache=lambda batch, length: {name: jnp.zeros((batch, length, 4)) for name in "kv"},
+    context_length=32,
+    stop_tokens=[0],
+    tokenizer=tokenizer,
+    chat_template=template,
+  )
+  target = onnxruntime_genai.OnnxRuntimeGenAI()
+  target.check(decoder)
+  folder = target.write(decoder, tmp_path / "model")
+  target.runners(decoder, folder)  # raises if the tokens differ
+  text = genai.Tokenizer(genai.Model(str(folder))).apply_chat_template(
+    json.dumps([{"role": "user", "content": "hello"}])
+  )
+  assert text == "hello<end>"
+
+
+@pytest.mark.parametrize(
+  ("fields", "options", "said"),
+  [
+    ({}, {"cache": "paged"}, "give 'shared' or 'growing'"),
+    ({"tokenizer": "x.model"}, {}, "no SentencePiece model"),
+    ({"chat_template": "{{ messages }}"}, {}, "there is none"),
+    (
+      {"init_cache": lambda b, n: tiny.rows(b, n) | {"k_1": jnp.zeros((b, n, 2, 4))}},
+      {},
+      "one shape and one dtype",
+    ),
+    ({"init_cache": lambda b, n: tiny.rows(b, n) | {"x": jnp.zeros((b, n))}}, {}, "has 5 arrays"),
+  ],
+)
+def test_what_the_engine_refuses_is_refused_first(
+  fields: dict[str, Any], options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+  def step(params: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
+    return jnp.zeros((*tokens.shape, tiny.VOCABULARY)), cache
+
+  if "tokenizer" in fields:
+    fields = {"tokenizer": tmp_path / fields["tokenizer"]}
+    fields["tokenizer"].touch()
+  decoder = tiny.decoder(**{"step": step, **fields})
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(jax2tf.ArgumentError) as refused:
+    patch.setattr(onnxruntime_genai, "extra", lambda module: None)
+    onnxruntime_genai.OnnxRuntimeGenAI(**options).check(decoder)
+  assert said in str(refused.value)
+
+
+def test_other_tokens_than_the_files_are_refused(tokenizer: Path) -> None:
+  decoder = tiny.decoder(tokenizer=tokenizer)
+  with pytest.raises(generation.ExportError, match="reads other tokens from 'A model answers"):
+    tokenizers.compare(decoder, "onnxruntime-genai", "The engine", lambda text: [0])

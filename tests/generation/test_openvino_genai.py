@@ -1,0 +1,112 @@
+"""Folders for OpenVINO GenAI, run in the engine with both of its backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax2tf
+from jax2tf.converters import generation
+from jax2tf.converters.generation import openvino_genai
+from jax2tf.converters.generation.conversations import Conversation, Turn
+from tests.support import tiny_decoder as tiny
+
+HEADS, KV_HEADS, SIZE = 4, 2, 8
+TALKS: Sequence[Conversation] = [
+  (Turn(tuple(range(9)), 4), Turn(tuple(range(20, 28)), 4)),
+  (Turn(tuple(range(57)), 7),),
+]
+Change = Callable[[jax.Array], jax.Array]
+
+
+def _decoder(scores_of: Change = lambda x: x, mask_of: Change = lambda x: x) -> generation.Decoder:
+  """One layer, whose heads share keys and values in groups."""
+
+  def step(
+    params: Any, tokens: jax.Array, positions: jax.Array, cache: Any, mask: jax.Array
+  ) -> tuple[jax.Array, Any]:
+    x = params["embed"][tokens] + jnp.sin(positions[..., None] * params["frequency"])
+    new = {name: (x @ params[name]).reshape(*tokens.shape, KV_HEADS, SIZE) for name in ("k", "v")}
+    cache = {
+      name: jax.lax.dynamic_update_slice(cache[name], rows, (0, positions[0, 0], 0, 0))
+      for name, rows in new.items()
+    }
+    q = (x @ params["q"]).reshape(*tokens.shape, KV_HEADS, -1, SIZE)
+    scores = scores_of(jnp.einsum("bskgh,btkh->bkgst", q, cache["k"]) / 3)
+    shares = jax.nn.softmax(jnp.where(mask_of(mask)[:, None, None], scores, -1e30))
+    mixed = jnp.einsum("bkgst,btkh->bskgh", shares, cache["v"]).reshape(*tokens.shape, -1)
+    return (x + mixed) @ params["head"], cache
+
+  rng = np.random.default_rng(0)
+  width = HEADS * SIZE
+  shapes = {"embed": (59, width), "q": (width, width), "frequency": (width,), "head": (width, 59)}
+  shapes |= dict.fromkeys("kv", (width, KV_HEADS * SIZE))
+  params = {name: rng.standard_normal(n).astype(np.float32) / 3 for name, n in shapes.items()}
+  return generation.Decoder(
+    step=step,
+    params=params,
+    init_cache=lambda batch, length: {
+      name: jnp.zeros((batch, length, KV_HEADS, SIZE)) for name in ("k", "v")
+    },
+    context_length=64,
+    stop_tokens=[1],
+  )
+
+
+def test_the_engine_has_jaxs_tokens_with_both_backends(tmp_path: Path) -> None:
+  saved = generation.save(
+    _decoder(), tmp_path / "model", target="openvino-genai", conversations=TALKS
+  )
+  assert saved.report.agreement == {
+    "OpenVINO": (15, 15),
+    "OpenVINO GenAI (SDPA)": (15, 15),
+    "OpenVINO GenAI (PA)": (15, 15),
+  }
+  assert {file.name for file in saved.path.iterdir()} == {
+    "config.json",
+    "generation_config.json",
+    "openvino_model.bin",
+    "openvino_model.xml",
+  }
+
+
+def _windowed(mask: jax.Array) -> jax.Array:
+  rows, length = mask.shape[-2:]
+  behind = jnp.arange(length) - (length - rows) - jnp.arange(rows)[:, None]
+  return mask & (behind > -16)
+
+
+@pytest.mark.parametrize(
+  ("decoder", "said"),
+  [
+    (lambda: _decoder(scores_of=jnp.tanh), "0 of 1 layers have it"),
+    (lambda: _decoder(mask_of=_windowed), "a mask of the model hides others"),
+  ],
+)
+def test_paged_attention_that_would_differ_is_refused(
+  decoder: Callable[[], generation.Decoder], said: str, tmp_path: Path
+) -> None:
+  target = openvino_genai.OpenvinoGenAI()
+  target.check(decoder())
+  with pytest.raises(generation.ExportError, match="paged_attention=False") as refused:
+    target.write(decoder(), tmp_path / "model")
+  assert said in str(refused.value)
+
+
+def test_a_step_without_mask_is_refused_for_paged_attention() -> None:
+  decoder = tiny.decoder(
+    step=lambda params, tokens, positions, cache: (
+      jnp.zeros((*tokens.shape, tiny.VOCABULARY)),
+      cache,
+    )
+  )
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(jax2tf.ArgumentError) as refused:
+    patch.setattr(openvino_genai, "extra", lambda module: None)
+    openvino_genai.OpenvinoGenAI().check(decoder)
+  assert "give `step` a parameter `mask`" in str(refused.value)
