@@ -20,8 +20,8 @@ from ..saved_model import kinds
 from ..saved_model.draws import REPRESENTATIVE
 from ..verify import answers as compare
 from ..verify import plan
+from ..verify.agreement import Agreement, cosine
 from ..verify.report import Report, Row
-from .agreement import Agreement, cosine
 from .calibration import Dataset
 from .ends import complex_names
 from .source import ExportError, Runner, Source

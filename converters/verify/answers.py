@@ -19,6 +19,7 @@ from ..bundle.calls import Answer, median_seconds
 from ..saved_model import draws
 from ..saved_model.draws import SUBNORMAL
 from . import plan
+from .agreement import Agreement
 from .precision import of_results as precision_of_results
 from .report import Latency, Report, Row
 from .rounding import SHARE_OF_LARGEST, Measure, Rounding
@@ -143,13 +144,14 @@ def _rounding(
 ) -> Mapping[str, Rounding]:
   try:
     with contextlib.redirect_stdout(io.StringIO()):
-      distances, terms = measure.of(*arguments)
+      distances, terms, steps = measure.with_steps(*arguments)
     named = subject.named(distances, inputs)
+    stepped = subject.named(steps, inputs)
   # a function that cannot be called again, or not with other inputs: the fixed tolerances remain
   except Exception:
     return {}
   return {
-    name: Rounding(array, terms)
+    name: Rounding(array, terms, bool(stepped[name].any()))
     for name, array in named.items()
     if name not in subject.record.passed_through
   }
@@ -177,13 +179,36 @@ def report(
   """
   rtol, atol = tolerances
   noted = (SUBNORMAL,) if hostile else (SUBNORMAL, draws.HOSTILE)
+  compared = tuple(rows(runs, answers, expected, rtol, atol, noted=noted))
   return Report(
     model,
-    tuple(rows(runs, answers, expected, rtol, atol, noted=noted)),
+    compared,
     latencies(runs, answers, expected),
     skipped,
     {"jax": jax.__version__, **versions},
+    remark=_agreement_of_steps(compared, runs, answers, expected),
   )
+
+
+def _agreement_of_steps(
+  rows: Sequence[Row],
+  runs: Sequence[plan.Run],
+  answers: Sequence[Answer],
+  expected: Sequence[Expected],
+) -> str:
+  """How well the outputs agree that differ by steps of a rounding, in words."""
+  stepped = dict.fromkeys((row.signature, row.output) for row in rows if row.steps and row.counts)
+  texts = []
+  for signature, output in stepped:
+    pairs = [
+      (draws.as_numpy(answer["outputs"][output]), right.outputs[output])
+      for run, answer, right in zip(runs, answers, expected, strict=True)
+      if run.subject.name == signature and run.values not in (SUBNORMAL, draws.HOSTILE)
+    ]
+    actual, wanted = zip(*pairs, strict=True)
+    agreement = Agreement.of(actual, wanted, scores=wanted[0].ndim > 1)
+    texts.append(f"{output} rounds, and differs by steps: {agreement.text()}")
+  return "; ".join(texts)
 
 
 def rows(
@@ -229,6 +254,7 @@ class _Difference:
   max_rel: float | None = None
   max_ulp: float | None = None
   of_tolerance: float | None = None
+  steps: bool = False
 
   @property
   def beyond_tolerance(self) -> bool:
@@ -247,6 +273,7 @@ class _Difference:
       dtype=row.dtype or self.dtype,
       samples=row.samples + 1,
       problem=row.problem or self.problem,
+      steps=row.steps or self.steps,
       **figures,
     )
 
@@ -291,7 +318,7 @@ def _differences(
       )
       difference = compared()
       if measured and difference.beyond_tolerance and (rounding := measured().get(name)):
-        difference = compared(rounding)
+        difference = replace(compared(rounding), steps=rounding.has_steps)
       yield name, difference
 
 
@@ -376,7 +403,8 @@ def _inexact_difference(
     float(np.where(np.isnan(a), np.inf, a).max(initial=0))
     for a in (difference, relative, ulp, share)
   ]
-  return _Difference(_dtype_name(expected), problem, *figures)
+  max_abs, max_rel, max_ulp, of_tolerance = figures
+  return _Difference(_dtype_name(expected), problem, max_abs, max_rel, max_ulp, of_tolerance)
 
 
 def _spread(flags: np.ndarray, apart: np.ndarray) -> np.ndarray:

@@ -6,8 +6,10 @@ alone would not do: the function may name float32, and JAX draws other random nu
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
+
+from . import steps
 
 # Equations that only call their jaxpr, the first one among their parameters.
 CALLS = {
@@ -31,6 +35,10 @@ CALLS = {
 # They keep their dtypes: what they compute depends on the bits, or a function of Python computes
 # it.
 _AS_IT_IS = {"bitcast_convert_type", "nextafter", "pure_callback", "io_callback"}
+# How far the operands of a rounding are moved, in units in the last place of float32. Kernels that
+# add in another order differ by a few; more of them find the steps that are rare.
+MOVED = 16
+_is_moving: ContextVar[bool] = ContextVar("is_moving", default=False)
 _SUMS = {"reduce_sum", "cumsum", "cumlogsumexp", "reduce_window_sum", "reduce_prod", "cumprod"}
 
 
@@ -42,11 +50,16 @@ class Wide:
     run: (constants, leaves of the arguments) -> leaves of the result.
     constants: arrays that the function closes over.
     terms: the number of terms of its longest sum.
+    steps: for each leaf of the result, whether it depends on a rounding; see `steps`.
+    run_moved: as `run`, with the operand of each rounding moved by up to `MOVED` units in the last
+      place of float32.
   """
 
   run: Callable[..., Any]
   constants: Sequence[Any]
   terms: int
+  steps: Sequence[bool]
+  run_moved: Callable[..., Any]
 
   @classmethod
   def of(cls, fun: Callable[..., Any], *args: Any) -> Wide:
@@ -65,14 +78,49 @@ class Wide:
       ]
       return _evaluated(closed.jaxpr, constants, cast)
 
-    return cls(jax.jit(run), closed.consts, longest_sum(closed.jaxpr))
+    def run_moved(constants: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+      with _moving():
+        return run(constants, leaves)
+
+    return cls(
+      jax.jit(run),
+      closed.consts,
+      longest_sum(closed.jaxpr),
+      steps.of_results(closed.jaxpr, CALLS),
+      jax.jit(run_moved),
+    )
 
   def __call__(self, *args: Any) -> list[Any]:
     """The leaves of the result; those of floating point and complex numbers in double precision."""
+    return self._called(self.run, args)
+
+  def moved(self, *args: Any) -> list[Any]:
+    """The same with the operands of roundings moved."""
+    return self._called(self.run_moved, args)
+
+  def _called(self, run: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
     with jax.enable_x64(True):
       constants = [_wide(x) for x in self.constants]
       leaves = [x if isinstance(x, jax.Array) else np.asarray(x) for x in jax.tree.leaves(args)]
-      return [x if _is_key(x) else np.asarray(x) for x in self.run(constants, leaves)]
+      return [x if _is_key(x) else np.asarray(x) for x in run(constants, leaves)]
+
+
+@contextlib.contextmanager
+def _moving() -> Iterator[None]:
+  """Equations that are traced inside move the operands of roundings."""
+  token = _is_moving.set(True)
+  try:
+    yield
+  finally:
+    _is_moving.reset(token)
+
+
+def _moved(x: Any) -> Any:
+  """f64[...] moved by up to `MOVED` units in the last place of float32. The fraction of a large
+  product says how far: it needs no key, so that bodies of loops may have it."""
+  hashed = jnp.sin(x * 91919.131) * 43758.5453
+  share = 2 * (hashed - jnp.floor(hashed)) - 1
+  return x * (1 + MOVED * float(np.finfo(np.float32).eps) * share)
 
 
 def longest_sum(jaxpr: Jaxpr) -> int:
@@ -125,6 +173,8 @@ def _results(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
   if eqn.primitive.name in CALLS:
     called = next(value for value in eqn.params.values() if hasattr(value, "eqns"))
     return _evaluated(*_opened(called), operands)
+  if _is_moving.get() and steps.is_rounding(eqn) and _is_wide(operands[0]):
+    operands = [_moved(operands[0]), *operands[1:]]
   if eqn.primitive.name not in _AS_IT_IS:
     try:
       return _bound(

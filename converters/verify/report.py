@@ -84,6 +84,8 @@ class Row:
     max_abs, max_rel, max_ulp: the largest differences; None if they are not available.
     of_tolerance: the largest difference as a fraction of the tolerance.
     problem: the difference in words; empty if there is none.
+    steps: whether it differs by more than rounding, and is allowed steps, because the output
+      depends on a rounding to integers.
   """
 
   signature: str
@@ -98,6 +100,7 @@ class Row:
   of_tolerance: float | None = None
   problem: str = ""
   counts: bool = True
+  steps: bool = False
 
   @property
   def ok(self) -> bool:

@@ -16,8 +16,8 @@ from ai_edge_litert import interpreter
 
 from jax2tf.converters import saved_model, tflite
 from jax2tf.converters.bundle.manifest import SignatureRecord
-from jax2tf.converters.export.agreement import Agreement
 from jax2tf.converters.export.calibration import Dataset
+from jax2tf.converters.verify.agreement import Agreement
 
 PARAMS = {"w1": np.eye(3, 16, dtype=np.float32), "w2": np.eye(16, 3, dtype=np.float32)}
 SPEC = {"image": "u8[1,8,8,3]"}
