@@ -58,6 +58,7 @@ ONE_PYTHON = {
   "tests/documents/test_gallery.py": "pictures; other tests run all that is in them",
   "tests/documents/test_guides.py": "documents; other tests have what they show",
   "tests/documents/test_site.py": "a browser",
+  "tests/serving/test_generation": "a server without JAX",
   "tests/serving/test_serve": "a server without JAX",
   "tests/devices/test_strategies.py": "processes of TensorFlow's clusters",
   "tests/serving/test_tf_serving.py": "another server",

@@ -69,6 +69,8 @@ def options(run: Path, **changes: Any) -> child.Options:
     "batch_wait_ms": 0.0,
     "max_request_mb": 1,
     "max_queued_requests": 1000,
+    "max_sessions": 16,
+    "max_cache_mb": 64,
     "client_seconds": 30.0,
   }
   unset = dict.fromkeys(

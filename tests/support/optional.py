@@ -52,6 +52,7 @@ PACKAGES = {
   "pyarrow": "",
   "ray": "ray[serve-grpc]",
   "safetensors": "",
+  "sentencepiece": "",
   "sklearn": "scikit-learn",
   "tensorflow_serving": "tensorflow-serving-api",
   "tf2onnx": "",

@@ -73,6 +73,18 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
   help="The limit of requests in progress in a proxy.",
 )
 @click.option(
+  "--max_sessions",
+  type=click.IntRange(1),
+  default=16,
+  help="The limit of texts that a replica generates at once.",
+)
+@click.option(
+  "--max_cache_mb",
+  type=click.IntRange(1),
+  default=4096,
+  help="The limit of their caches together, in MB, in a replica.",
+)
+@click.option(
   "--client_seconds",
   type=click.FloatRange(0.1),
   default=30.0,

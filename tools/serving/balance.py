@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import grpc
 
-from jax2tf.tools.serving import child
+from jax2tf.tools.serving import child, streams
 from jax2tf.tools.serving.child import DRAIN_SECONDS
+from jax2tf.tools.serving.streams import Part
 
 # The gRPC methods that proxies forward without parsing.
 SERVICES = {
@@ -150,24 +151,69 @@ class Replicas:
     Raises:
       RefusedError: the replica rejects the request or dies, or no replica is ready.
     """
+    with self._chosen(await self._ready()) as channel:
+      try:
+        call = channel.unary_unary(f"/{service}/{method}")(data, timeout=seconds)
+        return await call, Served.of(await call.trailing_metadata())
+      except grpc.aio.AioRpcError as error:
+        raise _refusal(error) from error
+
+  async def stream(self, data: bytes, seconds: float | None) -> AsyncGenerator[Part]:
+    """Sends a request of `streams` to the replica with the fewest requests, and to the next one
+    where that has no room for another session. The parts come as fast as the caller takes them;
+    where it ends, the replica stops.
+
+    Raises:
+      RefusedError: the replica rejects the request or dies, all have no room, or none is ready.
+    """
+    tried: list[grpc.aio.Channel] = []
+    channels = await self._ready()
+    while True:
+      with self._chosen(channels) as channel:
+        tried.append(channel)
+        call = channel.unary_stream(f"/{REST_SERVICE}/{streams.METHOD}")(data, timeout=seconds)
+        begun = False
+        try:
+          async for message in call:
+            begun = True
+            yield Part.decoded(message)
+          return
+        except grpc.aio.AioRpcError as error:
+          refusal = _refusal(error)
+          channels = [each for each in self._under_way if each not in tried]
+          is_full = refusal.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+          if begun or not is_full or not channels:
+            raise refusal from error
+        finally:
+          call.cancel()  # of no effect on a call that has ended
+
+  async def _ready(self) -> list[grpc.aio.Channel]:
+    """The replicas, once there is one."""
     try:
       await asyncio.wait_for(self._some.wait(), _PATIENCE_SECONDS)
     except TimeoutError:
       raise RefusedError(
         grpc.StatusCode.UNAVAILABLE, "no replica is ready; send it again later"
       ) from None
-    channel = min(self._under_way, key=lambda channel: self._under_way[channel])
+    return list(self._under_way)
+
+  @contextlib.contextmanager
+  def _chosen(self, channels: list[grpc.aio.Channel]) -> Iterator[grpc.aio.Channel]:
+    """Counts a request of the one with the fewest requests during the block."""
+    channel = min(channels, key=lambda channel: self._under_way[channel])
     # last of those that have as many, so that they take turns
     self._under_way[channel] = self._under_way.pop(channel) + 1
     try:
-      call = channel.unary_unary(f"/{service}/{method}")(data, timeout=seconds)
-      return await call, Served.of(await call.trailing_metadata())
-    except grpc.aio.AioRpcError as error:
-      served = Served.of(error.trailing_metadata())
-      # killed, or ended by Ray
-      if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        raise RefusedError(grpc.StatusCode.UNAVAILABLE, _LOST, served) from error
-      raise RefusedError(error.code(), error.details() or "", served) from error
+      yield channel
     finally:
       if channel in self._under_way:
         self._under_way[channel] -= 1
+
+
+def _refusal(error: grpc.aio.AioRpcError) -> RefusedError:
+  """The error for the client of a call that failed."""
+  served = Served.of(error.trailing_metadata())
+  # killed, or ended by Ray
+  if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+    return RefusedError(grpc.StatusCode.UNAVAILABLE, _LOST, served)
+  return RefusedError(error.code(), error.details() or "", served)

@@ -1,9 +1,10 @@
-"""The gRPC side of a proxy: forwards TF Serving's services as bytes, and says by gRPC's health
-service whether replicas are there."""
+"""The gRPC side of a proxy: forwards TF Serving's services, and the one that streams text, and says
+by gRPC's health service whether replicas are there."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
@@ -11,8 +12,9 @@ from typing import Any, TypeAlias
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from jax2tf.tools.serving.balance import SERVICES, UNKNOWN, Queue, RefusedError, Replicas
-from jax2tf.tools.serving.bodies import Bodies
+from jax2tf.tools.serving import streams
+from jax2tf.tools.serving.balance import SERVICES, UNKNOWN, Queue, RefusedError, Replicas, Served
+from jax2tf.tools.serving.bodies import Bodies, Share
 from jax2tf.tools.serving.child import DRAIN_SECONDS
 from jax2tf.tools.serving.metrics import Metrics
 
@@ -49,8 +51,15 @@ class Service:
     await asyncio.sleep(_FLUSH_SECONDS)
 
   def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-    """Handles TF Serving's services."""
-    return tuple(
+    """Handles TF Serving's services, and `streams.SERVICE`."""
+    generation = grpc.method_handlers_generic_handler(
+      streams.SERVICE,
+      {
+        method: grpc.stream_stream_rpc_method_handler(self._stream_for(method, path))
+        for method, path in streams.METHODS.items()
+      },
+    )
+    return generation, *(
       grpc.method_handlers_generic_handler(
         service,
         {
@@ -67,16 +76,9 @@ class Service:
     async def answer(requests: AsyncIterator[bytes], context: _Context) -> bytes:
       start, served, code, reason = time.monotonic(), UNKNOWN, grpc.StatusCode.CANCELLED, ""
       try:
-        if self._ends:
-          raise RefusedError(
-            grpc.StatusCode.UNAVAILABLE, "the server is shutting down; send it again"
-          )
+        self._refuse_at_end()
         with self._queue.place(), self._bodies.share() as share:
-          async with self._bodies.reading_message():
-            request = await anext(aiter(requests), None)
-          if request is None:
-            raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
-          share.take(len(request))
+          request = await self._read(requests, share)
           data, served = await self._replicas.ask(
             service, method, request, context.time_remaining()
           )
@@ -90,6 +92,46 @@ class Service:
 
     return answer
 
+  def _stream_for(self, method: str, path: str) -> Any:
+    # `write` waits while the client does not read, and gRPC cancels this where the client leaves.
+    async def answer(requests: AsyncIterator[bytes], context: _Context) -> None:
+      start, served, code, reason = time.monotonic(), UNKNOWN, grpc.StatusCode.CANCELLED, ""
+      try:
+        self._refuse_at_end()
+        with self._queue.place(), self._metrics.session(start) as note:
+          with self._bodies.share() as share:
+            request = await self._read(requests, share)
+            head = f"{streams.OVER_GRPC} {path}\n".encode()
+          parts = self._replicas.stream(head + request, context.time_remaining())
+          async with contextlib.aclosing(parts):
+            async for part in parts:
+              note(part)
+              served = Served(part.model, part.version, "") if part.model else served
+              if part.data:
+                await context.write(part.data)
+        code = grpc.StatusCode.OK
+      except RefusedError as refusal:
+        code, reason = refusal.code, refusal.reason
+      finally:
+        self._metrics.count("grpc", method, served, code.name, time.monotonic() - start)
+      if code != grpc.StatusCode.OK:
+        await context.abort(code, reason)  # this raises
+
+    return answer
+
+  def _refuse_at_end(self) -> None:
+    if self._ends:
+      raise RefusedError(grpc.StatusCode.UNAVAILABLE, "the server is shutting down; send it again")
+
+  async def _read(self, requests: AsyncIterator[bytes], share: Share) -> bytes:
+    """The one message of a call. Raises RefusedError if there is none, or no room for it."""
+    async with self._bodies.reading_message():
+      request = await anext(aiter(requests), None)
+    if request is None:
+      raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+    share.take(len(request))
+    return request
+
   async def watch_health(self) -> None:
     """Keeps the status of the health service: the services are there while a replica is ready."""
     last = None
@@ -100,7 +142,7 @@ class Service:
         else health_pb2.HealthCheckResponse.NOT_SERVING
       )
       if status != last:
-        for service in ("", *SERVICES):
+        for service in ("", *SERVICES, streams.SERVICE):
           await self.health.set(service, status)
       last = status
       await asyncio.sleep(_WATCH_SECONDS)

@@ -37,6 +37,8 @@ class Options:
     batch_wait_ms: how long the first request of a batch waits for others.
     max_request_mb: the size limit of a request, also decompressed and as arrays.
     max_queued_requests: the limit of requests in progress in a proxy.
+    max_sessions: the limit of texts that a replica generates at once.
+    max_cache_mb: the limit of their caches together.
     client_seconds: the time limit for a client to send a request.
     allow_ops: ops that models may have although they reach outside of them.
     run: the private folder of the processes' files. PID.server: the server's ports. PID.replica:
@@ -61,6 +63,8 @@ class Options:
   batch_wait_ms: float
   max_request_mb: int
   max_queued_requests: int
+  max_sessions: int
+  max_cache_mb: int
   client_seconds: float
   allow_ops: list[str]
   device: str

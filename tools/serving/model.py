@@ -17,6 +17,7 @@ import numpy as np
 from jax2tf.converters.bundle import files, manifest, rows
 from jax2tf.converters.bundle.notation import Spec
 from jax2tf.tools import outside, quiet
+from jax2tf.tools.serving.generation.writer import Writer
 
 with quiet.startup(lean=True):
   import tensorflow as tf
@@ -226,6 +227,7 @@ class Model:
     version: its number.
     signatures: by name.
     signature_defs: the stored ones, for clients that request them.
+    writer: what generates text; None for a model whose manifest says nothing of that.
   """
 
   def __init__(self, directory: Path, allow_ops: Collection[str] = ()):
@@ -248,6 +250,10 @@ class Model:
       name: _signature(name, function, self.signature_defs[name], records.get(name), constraints)
       for name, function in self._loaded.signatures.items()
     }
+    generation = recorded.generation if recorded else None
+    self.writer = (
+      Writer(generation, directory, self._loaded.signatures, tf.constant) if generation else None
+    )
 
   def signature(self, name: str) -> Signature:
     """The signature of that name. Raises RefusedError if the model has none."""

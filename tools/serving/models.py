@@ -49,6 +49,11 @@ class Models:
     return self._watcher.is_alive()
 
   @property
+  def names(self) -> list[str]:
+    """Those of the models that are served."""
+    return sorted(name for name, versions in self._models.items() if versions.served)
+
+  @property
   def faults(self) -> dict[str, str]:
     """{model that is not served: reason}."""
     return {name: versions.fault for name, versions in self._models.items() if not versions.served}

@@ -6,10 +6,12 @@ It imports TensorFlow when a replica starts, so that processes that only manage 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +21,7 @@ import grpc
 from ray import serve
 
 from jax2tf.tools import gpus
-from jax2tf.tools.serving import child, config, deaths, ray_settings, watchdog
+from jax2tf.tools.serving import child, config, deaths, ray_settings, streams, watchdog
 from jax2tf.tools.serving.balance import REST, REST_SERVICE, SERVICES, UNLIMITED, Served
 from jax2tf.tools.serving.child import Options
 
@@ -31,6 +33,7 @@ _PATH = re.compile(
   r"(?P<verb>:predict|:classify|:regress|/metadata)?",
   re.IGNORECASE,
 )
+_MODELS = "/v1/models"  # OpenAI's list
 _Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 _LOG = logging.getLogger("ray.serve")
 
@@ -86,7 +89,10 @@ class Replica:
       service: {name: self._unary(methods[name]) for name in names}
       for service, names in SERVICES.items()
     }
-    served[REST_SERVICE] = {REST: self._unary(self._rest)}
+    served[REST_SERVICE] = {
+      REST: self._unary(self._rest),
+      streams.METHOD: grpc.unary_stream_rpc_method_handler(self._stream),
+    }
     self._server = grpc.aio.server(options=UNLIMITED)
     self._server.add_generic_rpc_handlers(
       tuple(grpc.method_handlers_generic_handler(*each) for each in served.items())
@@ -96,12 +102,17 @@ class Replica:
     self._health = await watchdog.answer(Path(options.run))
 
   def _load(self) -> None:
-    from jax2tf.tools.serving import model, models, protobuf, rest  # noqa: PLC0415  (TensorFlow's)
+    # They import TensorFlow.
+    from jax2tf.tools.serving import generating, model, models, protobuf, rest  # noqa: PLC0415
 
     if self._options.device == gpus.GPU:
       gpus.required()
     self._json, self._model, self._protobuf = rest, model, protobuf
     self._models = models.Models(lambda: config.read(Path(self._options.run)), self._options.of_all)
+    sessions = generating.Sessions(self._options.max_sessions, self._options.max_cache_mb << 20)
+    self._generation = generating.Service(self._models.get, sessions)
+    self._list_models = generating.listed
+    self._started = int(time.time())
 
   def check_health(self) -> None:
     """Ray Serve calls this every few seconds, and replaces a replica that raises or hangs."""
@@ -114,17 +125,28 @@ class Replica:
     async def answer(data: bytes, context: _Context) -> bytes:
       try:
         return await method(data, context)
-      except self._model.RefusedError as refusal:
-        code, reason = refusal.code, refusal.reason
-      except Exception:
-        _LOG.exception("a request failed")
-        code, reason = (
-          grpc.StatusCode.INTERNAL,
-          "the server failed at this request; its log says why",
-        )
-      return await context.abort(code, reason)  # which raises
+      except Exception as error:
+        return await self._abort(context, error)
 
     return grpc.unary_unary_rpc_method_handler(answer)
+
+  async def _stream(self, data: bytes, context: _Context) -> None:
+    """Answers a request of `streams` with parts."""
+    try:
+      async with contextlib.aclosing(self._generation.parts(data)) as parts:
+        async for part in parts:
+          await context.write(part.encoded())
+    except Exception as error:
+      await self._abort(context, error)
+
+  async def _abort(self, context: _Context, error: Exception) -> Any:
+    """Ends a call with the reason for the client. It raises."""
+    code, reason = grpc.StatusCode.INTERNAL, "the server failed at this request; its log says why"
+    if isinstance(error, self._model.RefusedError):
+      code, reason = error.code, error.reason
+    else:
+      _LOG.error("a request failed", exc_info=error)
+    await context.abort(code, reason)
 
   def _find(self, context: _Context, name: str, version: int | None, label: str) -> Model:
     model = self._models.get(name, version, label)
@@ -176,6 +198,8 @@ class Replica:
       return b"%d\n" % _HTTP_STATUS.get(refusal.code, 500) + self._json.error_body(refusal.reason)
 
   async def _rest_body(self, method: str, path: str, body: bytes, context: _Context) -> bytes:
+    if path == _MODELS and method == "GET":
+      return self._list_models(self._models.names, self._started)
     refuse = self._model.RefusedError
     match = _PATH.fullmatch(path)
     if match is None:

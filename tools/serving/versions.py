@@ -261,6 +261,8 @@ def _warm(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Model:
   for outcome in run(calls, max_rows=1):
     if isinstance(outcome, RefusedError):
       raise outcome
+  if model.writer:
+    model.writer.warm_up()
   return model
 
 

@@ -1,0 +1,48 @@
+"""What a replica sends to a proxy for a request that is answered in parts.
+
+A request has one line, of a form and a path, and then its body: b"POST /v1/completions\\n..." asks
+for the bytes of an HTTP answer, and b"GRPC /v1/completions\\n..." for messages of gRPC.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+METHOD = "Stream"  # of the service balance.REST_SERVICE
+# Public: {service: {method: path of the same by REST}}.
+SERVICE = "jax2tf.Generation"
+METHODS = {"Completions": "/v1/completions", "ChatCompletions": "/v1/chat/completions"}
+PATHS = {path: method for method, path in METHODS.items()}
+OVER_HTTP, OVER_GRPC = "POST", "GRPC"
+
+
+@dataclass(frozen=True)
+class Part:
+  """A part of an answer, with what the proxy measures.
+
+  Attributes:
+    data: what the client gets; empty if there is nothing for it yet.
+    tokens: how many were generated so far.
+    seconds: when the last of them was chosen, since the text was begun.
+    media_type: of the whole answer, in the first part with data or before it.
+    cache_bytes: of the session, in the first part.
+    model, version: what answers, in the first part.
+  """
+
+  data: bytes = b""
+  tokens: int = 0
+  seconds: float = 0.0
+  media_type: str = ""
+  cache_bytes: int = 0
+  model: str = ""
+  version: str = ""
+
+  def encoded(self) -> bytes:
+    fields = {name: value for name, value in asdict(self).items() if value and name != "data"}
+    return json.dumps(fields).encode() + b"\n" + self.data
+
+  @classmethod
+  def decoded(cls, message: bytes) -> Part:
+    head, _, data = message.partition(b"\n")
+    return cls(data=data, **json.loads(head))
