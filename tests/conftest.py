@@ -62,6 +62,7 @@ ONE_PYTHON = {
   "tests/serving/test_serve": "a server without JAX",
   "tests/devices/test_strategies.py": "processes of TensorFlow's clusters",
   "tests/serving/test_tf_serving.py": "another server",
+  "tests/generation/test_adapters.py": "models of libraries",
   "tests/generation/test_litert_lm.py": "LiteRT and its engine",
   "tests/generation/test_onnxruntime_genai.py": "ONNX Runtime's engine",
   "tests/generation/test_openvino_genai.py": "OpenVINO's engine",

@@ -4,12 +4,13 @@ itself, write, run the engine, compare, publish."""
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax2tf.messages import Argument, ArgumentError, Text
+from jax2tf.messages import Argument, ArgumentError, Message, Text
 
 from .. import stages
 from ..bundle import paths, publish
@@ -83,29 +84,143 @@ def save(
   final = paths.of(path)
   chosen.check_path(final, overwrite)
   chosen.check(decoder)
-  if conversations is None:
-    conversations = plans.planned(decoder, chosen.pieces(decoder))
-  plans.check_given(decoder, conversations)
-  tolerance = report.tolerance_of([*decoder.dtypes]) if tolerance is None else tolerance
-  with stages.stage("compare JAX with itself"):
-    reference, remarks = _reference(decoder, chosen, conversations, tolerance, own_pieces)
+  comparison = _Comparison.of(chosen, decoder, conversations, tolerance, own_pieces)
   with publish.beside(chosen.parent(final)) as place:
     with stages.stage(f"write for {target}"):
       written = chosen.write(decoder, place)
-    rows = []
-    for engine, run in chosen.runners(decoder, written).items():
-      with stages.stage(f"generate in {engine}"):
-        generated = run(conversations)
-      rows += [
-        report.compared(engine, one, made, reference, tolerance, rounds=chosen.rounds())
-        for one, made in zip(conversations, generated, strict=True)
-      ]
-    found = LoopReport(str(final), tuple(rows), chosen.versions(), tuple(remarks))
+    found = comparison.report(str(final), written)
     _refuse(chosen, found, least_agreement)
     chosen.check_path(final, overwrite)  # again, because the comparison may have taken minutes
     size = _size(written)
     published = chosen.publish(written, final, overwrite)
   return Saved(published, found, size)
+
+
+def compare(
+  decoder: Decoder,
+  path: str | os.PathLike[str],
+  *,
+  target: str,
+  conversations: Sequence[Conversation] | None = None,
+  own_pieces: bool = False,
+  tolerance: float | None = None,
+  **options: Any,
+) -> LoopReport:
+  """Runs a file or folder that `save` wrote, and compares its tokens with JAX's.
+
+  Args:
+    decoder: the model.
+    path: the file or folder.
+    target: the engine, one of `TARGETS`.
+    conversations, own_pieces, tolerance: as for `save`.
+    options: those that it was written with.
+
+  Returns:
+    the report; `ok` says whether the tokens agree.
+
+  Raises:
+    ExportError: JAX differs from itself; see `own_pieces`.
+    FileNotFoundError: there is no such file.
+    ValueError: the engine refuses such a decoder; an option is unknown; `rules` are wrong.
+    ImportError: a package of the target's extra is missing.
+  """
+  chosen = targets.of(target, options)
+  given = chosen.saved_in(_existing(path))
+  chosen.check(decoder)
+  comparison = _Comparison.of(chosen, decoder, conversations, tolerance, own_pieces)
+  with tempfile.TemporaryDirectory(prefix="jax2tf-") as folder:
+    # what a check writes stands beside the file
+    link = Path(folder) / given.name
+    link.symlink_to(given.absolute(), target_is_directory=given.is_dir())
+    return comparison.report(str(given), link)
+
+
+def run(path: str | os.PathLike[str], prompt: str, *, target: str, new: int = 32) -> str:
+  """Generates a text in an engine, with the most probable tokens.
+
+  Args:
+    path: a file or folder that `save` wrote, with a tokenizer.
+    prompt: the text to continue, as it is.
+    target: the engine, one of `TARGETS`.
+    new: the most tokens to generate.
+
+  Returns:
+    the text behind the prompt.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: there is no such target, or it runs no text.
+    ImportError: a package of the target's extra is missing.
+    RuntimeError: the engine fails. The message quotes it.
+  """
+  return targets.of(target, {}).continued(_existing(path), prompt, new)
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+  given = Path(path)
+  if not given.exists():
+    raise FileNotFoundError(
+      Message(
+        Argument("path", str(given)), problem="there is no such file", advice="save a model first"
+      )
+    )
+  return given
+
+
+@dataclass(frozen=True)
+class _Comparison:
+  """What a file is compared with.
+
+  Attributes:
+    target, decoder: of which the file is.
+    conversations: what to run.
+    tolerance: as for `save`.
+    reference: JAX's logits.
+    remarks: for the report.
+  """
+
+  target: Target
+  decoder: Decoder
+  conversations: Sequence[Conversation]
+  tolerance: float
+  reference: loops.Reference
+  remarks: Sequence[str]
+
+  @classmethod
+  def of(
+    cls,
+    target: Target,
+    decoder: Decoder,
+    conversations: Sequence[Conversation] | None,
+    tolerance: float | None,
+    own_pieces: bool,
+  ) -> _Comparison:
+    """Compares JAX with itself. The arguments are those of `save`.
+
+    Raises:
+      ExportError, ArgumentError: JAX differs from itself.
+    """
+    if conversations is None:
+      conversations = plans.planned(decoder, target.pieces(decoder))
+    plans.check_given(decoder, conversations)
+    tolerance = report.tolerance_of([*decoder.dtypes]) if tolerance is None else tolerance
+    with stages.stage("compare JAX with itself"):
+      reference, remarks = _reference(decoder, target, conversations, tolerance, own_pieces)
+    return cls(target, decoder, conversations, tolerance, reference, remarks)
+
+  def report(self, model: str, written: Path) -> LoopReport:
+    """Runs what was written, and compares it."""
+    rows = []
+    for engine, run_in in self.target.runners(self.decoder, written).items():
+      with stages.stage(f"generate in {engine}"):
+        generated = run_in(self.conversations)
+      rows += [
+        report.compared(
+          engine, one, made, self.reference, self.tolerance, rounds=self.target.rounds()
+        )
+        for one, made in zip(self.conversations, generated, strict=True)
+      ]
+    return LoopReport(model, tuple(rows), self.target.versions(), tuple(self.remarks))
 
 
 def _reference(

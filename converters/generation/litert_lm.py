@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,11 +118,24 @@ class LiteRTLM(Target):
 
   def runners(self, decoder: Decoder, written: Path) -> Mapping[str, Runner]:
     model = written.with_name("model.tflite")
+    if not model.exists():
+      bundle.copy_model(written, model)
     run = functools.partial(in_litert, model, decoder, self.pieces(decoder))
     return {
       _ONE_BUFFER: functools.partial(_same_with_two, run) if self.rounds() else run,
       "LiteRT-LM": functools.partial(in_engine, model, decoder),
     }
+
+  def continued(self, path: Path, prompt: str, new: int) -> str:
+    bundle.extra("litert_lm")
+    with tempfile.TemporaryDirectory(prefix="jax2tf-") as cache:
+      request = {"model": str(path), "cache": cache, "prompt": prompt, "new": new}
+      ended = children.script(Path(__file__).with_name("litert_lm_child.py"), request)
+    if ended.response is None:
+      raise RuntimeError(f"LiteRT-LM ended its process: {ended.reason}")
+    if ended.response["problem"]:
+      raise RuntimeError(ended.response["problem"])
+    return str(ended.response["text"])
 
   def advice(self, engine: str) -> str:
     return _ADVICE if engine == _ONE_BUFFER else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,25 @@ def write(
   file.add_tflite_model(str(model), builder.TfLiteModelType.PREFILL_DECODE)
   with path.open("wb") as stream:
     file.build(stream, validate_metadata=True)
+
+
+def copy_model(path: Path, model: Path) -> None:
+  """Copies the LiteRT model of a bundle.
+
+  Args:
+    path: of the bundle.
+    model: the .tflite file to write.
+
+  Raises:
+    RuntimeError: the bundle has no such model, or more than one.
+  """
+  with tempfile.TemporaryDirectory(dir=model.parent) as folder:
+    peek = extra("litert_lm_builder.litertlm_peek")
+    peek.peek_litertlm_file(str(path), folder, io.StringIO())
+    models = [*Path(folder).glob("*.tflite")]
+    if len(models) != 1:
+      raise RuntimeError(f"{path} has {len(models)} LiteRT models, and one is expected")
+    models[0].rename(model)
 
 
 def one_for_one(path: Path, vocabulary: int) -> None:

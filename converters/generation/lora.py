@@ -53,7 +53,8 @@ def merged_lora(
   Examples:
     >>> import numpy as np
     >>> from jax2tf.converters import generation
-    >>> params = {"w": np.ones((3, 2)), "w_lora_a": np.ones((3, 1)), "w_lora_b": np.ones((1, 2))}
+    >>> w, a, b = (np.ones(shape, np.float32) for shape in ((3, 2), (3, 1), (1, 2)))
+    >>> params = {"w": w, "w_lora_a": a, "w_lora_b": b}
     >>> {name: x.tolist() for name, x in generation.merged_lora(params, 0.5).items()}
     {'w': [[1.5, 1.5], [1.5, 1.5], [1.5, 1.5]]}
   """

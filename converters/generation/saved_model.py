@@ -70,6 +70,9 @@ class SavedModel(Target):
   def parent(self, path: Path) -> Path:
     return path
 
+  def saved_in(self, path: Path) -> Path:
+    return publish.saved_model_in(path)
+
   def publish(self, written: Path, path: Path, overwrite: bool) -> Path:
     return publish.publish(written, path, self.version, overwrite)
 

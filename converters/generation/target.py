@@ -66,7 +66,17 @@ class Target(abc.ABC):
   @abc.abstractmethod
   def runners(self, decoder: Decoder, written: Path) -> Mapping[str, Runner]:
     """{engine: what runs conversations in it}. Engines do not stop at stop tokens there, and add no
-    start token. A runner returns what fails as `Generated.problem`."""
+    start token. A runner returns what fails as `Generated.problem`. It may write beside `written`,
+    in a folder that is removed afterwards."""
+
+  def continued(self, path: Path, prompt: str, new: int) -> str:
+    """The text that the engine generates behind a prompt.
+
+    Raises:
+      ArgumentError: the target runs no text.
+      RuntimeError: the engine fails.
+    """
+    raise ArgumentError("target", self.name, problem="it runs no text")
 
   def cut(self, decoder: Decoder) -> loops.Pieces:
     """How the engine cuts a prompt."""
@@ -99,6 +109,10 @@ class Target(abc.ABC):
   def parent(self, path: Path) -> Path:
     """The folder in which the file or folder gets its name."""
     return path.parent
+
+  def saved_in(self, path: Path) -> Path:
+    """What `write` wrote, in what the user names."""
+    return path
 
   def publish(self, written: Path, path: Path, overwrite: bool) -> Path:
     """Gives what was written its name, and returns that.

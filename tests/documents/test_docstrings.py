@@ -25,7 +25,17 @@ WITHOUT_EXAMPLE = {
   "jax2tf.converters.generation.LoopReport",
   "jax2tf.converters.generation.Row",
   "jax2tf.converters.generation.Saved",
-  "jax2tf.converters.generation.save",  # in docs/guide/language-models.md, with an engine
+  # tests/generation/test_adapters.py shows models of libraries.
+  "jax2tf.converters.generation.from_bonsai",
+  "jax2tf.converters.generation.from_equinox",
+  "jax2tf.converters.generation.from_flax_linen",
+  "jax2tf.converters.generation.from_flax_nnx",
+  "jax2tf.converters.generation.from_gemma",
+  "jax2tf.converters.generation.from_tunix",
+  # They need an engine: docs/guide/language-models.md.
+  "jax2tf.converters.generation.compare",
+  "jax2tf.converters.generation.run",
+  "jax2tf.converters.generation.save",
   "jax2tf.converters.onnx.Prepared",  # in the example of `prepared`
   "jax2tf.converters.onnx.QuantizationReport",
   "jax2tf.converters.saved_model.Added",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,9 +14,11 @@ import pytest
 
 import jax2tf
 from jax2tf.converters import generation
+from jax2tf.converters.generation import conversations as plans
 from jax2tf.converters.generation import loops, target
 from jax2tf.converters.generation.conversations import Conversation, Runner, Turn
 from jax2tf.converters.generation.decoder import Decoder
+from jax2tf.tools.cli.main import main
 from tests.support import tiny_decoder as tiny
 
 TALK: Sequence[Conversation] = [(Turn((3, 1, 4, 1, 5), 3), Turn((9, 2, 6, 5), 2))]
@@ -141,3 +144,38 @@ def test_a_file_is_not_replaced_unasked(tmp_path: Path) -> None:
   (tmp_path / "m.bin").touch()
   with pytest.raises(FileExistsError):
     _saved(tiny.sums_decoder(), tmp_path / "m.bin")
+
+
+def test_a_file_is_compared_again(tmp_path: Path) -> None:
+  saved = _saved(tiny.sums_decoder(), tmp_path / "model.bin")
+  decoder = tiny.sums_decoder()
+  assert generation.compare(decoder, saved.path, target="jax", conversations=TALK).ok
+  wrong = generation.compare(decoder, saved.path, target="jax", conversations=TALK, shift=1)
+  assert not wrong.ok
+  with pytest.raises(FileNotFoundError):
+    generation.compare(decoder, tmp_path / "gone", target="jax")
+
+
+def _command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, str]:
+  """(exit code, what --json prints, stderr)."""
+  with pytest.raises(SystemExit) as ended:
+    main(["generate", *arguments, "--for", "jax", "--json"])
+  captured = capsys.readouterr()
+  return int(ended.value.code or 0), json.loads(captured.out), captured.err
+
+
+def test_the_command_exports_and_compares(
+  tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+  monkeypatch.setattr(plans, "planned", lambda *_: TALK)
+  decoder, path = "tests.support.tiny_decoder:sums_decoder", str(tmp_path / "model.bin")
+  code, answer, _ = _command(capsys, "export", decoder, "--out", path)
+  assert (code, answer["bytes"], answer["path"]) == (0, 5, path)
+  code, answer, _ = _command(capsys, "compare", path, decoder, "--option", "shift=1")
+  assert (code, answer["ok"]) == (1, False)
+  code, answer, said = _command(capsys, "export", decoder, "--out", path)
+  assert (code, "--overwrite" in said) == (2, True)
+  code, _, said = _command(capsys, "run", path, "some text")
+  assert (code, "it runs no text" in said) == (2, True)
+  code, _, said = _command(capsys, "export", "tests.support.tiny_decoder:params", "--out", path)
+  assert (code, "params is dict; name a" in said) == (2, True)

@@ -71,7 +71,9 @@ def body(
 
 def at(row: jax.Array) -> Write:
   """Writes new rows from this row on."""
-  return lambda rows, new: jax.lax.dynamic_update_slice(rows, new, (0, row, 0, 0))
+  return lambda rows, new: jax.lax.dynamic_update_slice(
+    rows, new.astype(rows.dtype), (0, row, 0, 0)
+  )
 
 
 def step(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 import jax2tf
-from jax2tf.tools.cli import batch, check, convert, diff, inspect, query, serve, verify
+from jax2tf.tools.cli import batch, check, convert, diff, generate, inspect, query, serve, verify
 from jax2tf.tools.cli._failures import described, interrupted
 from jax2tf.tools.cli._json import dumps
 
@@ -30,6 +30,7 @@ for _verb in (
   query.query,
   diff.diff,
   batch.batch,
+  generate.generate,
 ):
   command.add_command(_verb)
 
