@@ -47,6 +47,7 @@ ONE_PYTHON = {
   "tests/converters/test_publish.py": "files, and when they are there",
   "tests/converters/test_replacements.py": "TensorFlow's ops, replaced",
   "tests/converters/test_same_bytes.py": "files",
+  "tests/converters/test_tflite_weights.py": "flatbuffers of TensorFlow's converter",
   "tests/converters/test_tfjs_page.py": "a page for the browser",
   "tests/batch/test_batch": "processes without JAX, and files",
   "tests/documents/test_browser.py": "a browser",

@@ -54,6 +54,7 @@ def frozen(
   replacements: Mapping[str, Replacement],
   held: Mapping[tf.DType, tf.DType] | None = None,
   state: Mapping[str, tf.Variable] | None = None,
+  weights: Mapping[str, tf.Variable] | None = None,
 ) -> Any:
   """The same function as a tf.types.experimental.ConcreteFunction without variables or calls, and
   without complex numbers: an input or output c64[b] is f32[b,2].
@@ -65,19 +66,21 @@ def frozen(
       all other tensors.
     state: {name: variable}. Each becomes an input and an output of this name: its values before and
       after the call.
+    weights: {name: variable}. Each becomes an input of this name in place of a constant.
 
   Raises:
     ValueError: it writes a variable outside of `state`, or in a loop or a branch.
     UnpairedOpsError: ops of complex numbers have no form in pairs.
   """
-  held, state = held or {}, state or {}
+  held, state, weights = held or {}, state or {}, weights or {}
   specs = input_specs(signature)
   outputs = sorted(signature.structured_outputs)  # TensorFlow sorts a dict by its keys
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     before = {id(variable): tensors[name] for name, variable in state.items()}
     arguments = [entering(tensors[name], spec) for name, spec in specs.items()]
-    results, after = replayed(signature, arguments, replacements, held, before)
+    values = {id(variable): tensors[name] for name, variable in weights.items()}
+    results, after = replayed(signature, arguments, replacements, held, before, values)
     named = {
       name: tf.identity(leaving(result), op_name(name))
       for name, result in zip(outputs, results, strict=True)
@@ -89,7 +92,8 @@ def frozen(
     for name, spec in specs.items()
   }
   ordered |= {
-    name: tf.TensorSpec(variable.shape, variable.dtype, name) for name, variable in state.items()
+    name: tf.TensorSpec(variable.shape, variable.dtype, name)
+    for name, variable in (*state.items(), *weights.items())
   }
   return tf.function(function, autograph=False).get_concrete_function(**ordered)
 
@@ -106,12 +110,14 @@ def replayed(
   replacements: Mapping[str, Replacement],
   held: Mapping[tf.DType, tf.DType],
   state: Mapping[int, tf.Tensor],
+  weights: Mapping[int, tf.Tensor] | None = None,
 ) -> tuple[list[Any], dict[int, tf.Tensor]]:
   """Copies the ops of a ConcreteFunction into the graph under construction, with `tensors` in place
   of its inputs; see `frozen`.
 
   Args:
     state: {id of a variable that it may write: its value before}.
+    weights: {id of a variable: its value}, for those that do not become constants.
 
   Returns:
     its flat results, of which complex ones are Pairs, and the state after it.
@@ -122,7 +128,7 @@ def replayed(
   definition = concrete.graph.as_graph_def()
   if written := [op for op in graphs.writers(definition) if not (state and op == _ASSIGN)]:
     raise ValueError(f"it writes variables ({', '.join(written)}), which would be dropped silently")
-  replay = _Replay(definition.library, replacements, held, dict(state), {})
+  replay = _Replay(definition.library, replacements, held, dict(state), {}, weights)
   results = replay.results(concrete, tensors)
   if replay.lacking:
     raise UnpairedOpsError(replay.lacking)
@@ -197,6 +203,7 @@ class _Replay:
     held: Mapping[tf.DType, tf.DType],
     state: dict[int, tf.Tensor],
     lacking: dict[str, str],
+    weights: Mapping[int, tf.Tensor] | None = None,
   ):
     self._library = {function.signature.name: function for function in library.function}
     self._home = tf.Graph()  # in which functions of the library find each other
@@ -205,7 +212,7 @@ class _Replay:
     self._replacements, self._held = replacements, held
     self.state, self.lacking = state, lacking
     self._graphs: dict[str, Any] = {}
-    self._constants: dict[int, Any] = {}
+    self._values: dict[int, Any] = dict(weights or {})
     self._expansions: dict[str, tuple[Any, _Replay]] = {}
 
   def results(self, concrete: Any, tensors: Sequence[Any]) -> list[Any]:
@@ -320,14 +327,14 @@ class _Replay:
     self.state[id(variable)] = value
 
   def _value(self, variable: Any) -> Any:
-    """The value of a variable: a constant in the outermost graph, which bodies of loops and
-    branches capture."""
+    """The value of a variable: an input, or else a constant in the outermost graph, which bodies of
+    loops and branches capture."""
     if id(variable) in self.state:
       return self.state[id(variable)]
-    if id(variable) not in self._constants:
+    if id(variable) not in self._values:
       held = self._held.get(variable.dtype, variable.dtype)
-      self._constants[id(variable)] = constant_of(variable, held)
-    return self._constants[id(variable)]
+      self._values[id(variable)] = constant_of(variable, held)
+    return self._values[id(variable)]
 
   def constant(self, captured: Any) -> Any:
     """A constant for a captured tensor of values, such as strings or a table of weights; variables
@@ -481,16 +488,6 @@ def _invariant(result: tf.Tensor, operand: tf.Tensor) -> tf.TensorShape:
   invariant."""
   is_list = result.dtype == tf.variant and operand.dtype != tf.variant
   return tf.TensorShape([None] * operand.shape.rank) if is_list else result.shape
-
-
-def is_zeros(tensor: tf.Tensor) -> bool:
-  """Whether a tensor of the replayed graph is known to be zeros, without -0.0."""
-  while tensor.op.type in ("Reshape", "Identity"):
-    tensor = tensor.op.inputs[0]
-  # For Fill read only the scalar: asking TensorFlow for the static value would allocate the whole
-  # tensor.
-  value = tf.get_static_value(tensor.op.inputs[1] if tensor.op.type == "Fill" else tensor)
-  return value is not None and not any(value.tobytes())
 
 
 def op_types(concrete: Any) -> Iterator[str]:

@@ -73,6 +73,16 @@ def summed(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.T
   return rows.cut(tf.scatter_nd(rows.vectors, rows.updates, rows.extended_shape))
 
 
+def is_zeros(tensor: tf.Tensor) -> bool:
+  """Whether a tensor of the replayed graph is known to be zeros, without -0.0."""
+  while tensor.op.type in ("Reshape", "Identity"):
+    tensor = tensor.op.inputs[0]
+  # For Fill read only the scalar: asking TensorFlow for the static value would allocate the whole
+  # tensor.
+  value = tf.get_static_value(tensor.op.inputs[1] if tensor.op.type == "Fill" else tensor)
+  return value is not None and not any(value.tobytes())
+
+
 def drops(op: tf.Operation, indices: tf.Tensor) -> bool:
   """Whether a scatter may have an out-of-bounds row, which it must drop."""
   if op.get_attr("bad_indices_policy") != b"IGNORE":

@@ -417,7 +417,7 @@ def _of_builder(
   model: Model, chosen: Mapping[str, manifest.SignatureRecord]
 ) -> dict[str, Signature]:
   signatures_of_model = {}
-  params = jax.tree.map(jnp.asarray, model.values())
+  params = model.shared_values()
   specs = pytrees.Leaves.of(
     params, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(params)]
   )

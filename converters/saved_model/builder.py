@@ -128,6 +128,11 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
       ]
     )
 
+  def shared_values(self) -> Any:
+    """As `values`, as JAX arrays that share the memory of the variables where they can."""
+    layout = self._layout.value
+    return layout.restored(list(map(parameters.as_jax, self.variables, layout.dtypes)))
+
   def state(self) -> Any:
     """The pytree of the state as JAX arrays: the current values of the variables. None for a model
     without state."""

@@ -202,6 +202,18 @@ def _shared(leaf: Any) -> Any:
   return np.asarray(leaf)
 
 
+def as_jax(variable: tf.Variable, dtype: Any) -> jax.Array:
+  """The value of a variable as a JAX array of this dtype, which shares its memory if it can."""
+  is_kept = variable.dtype.as_numpy_dtype == dtype == jax.dtypes.canonicalize_dtype(dtype)
+  # An array that shares memory is committed to its device, and would not join others on a mesh.
+  if is_kept and jax.default_backend() == "cpu" and jax.device_count() == 1:
+    try:
+      return jax.dlpack.from_dlpack(variable.value())
+    except (BufferError, RuntimeError, ValueError, TypeError, tf.errors.OpError):
+      pass  # DLPack lacks some dtypes, such as float8
+  return jax.numpy.asarray(variable.numpy().astype(dtype, copy=False))
+
+
 def _narrowed(leaf: Any, stored: Any) -> Any:
   if (
     stored is None

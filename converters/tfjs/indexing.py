@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from ..export import masks, replay
 from ..export.registry import replaces
-from ..export.replay import Replacement, is_zeros
-from ..export.scatters import Rows, summed
+from ..export.replay import Replacement
+from ..export.scatters import Rows, is_zeros, summed
 from . import dtypes as ints
 from .rule import guarded, one, refused, same
 

@@ -9,70 +9,59 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..export.weights import Weight
 from . import flatbuffer
+from .parts import Parts
 
 # Elements of a constant. Smaller ones stay float32, as in the converter's "dynamic_int8".
 _LEAST_SIZE = 1024
 _DEQUANTIZE_FLOAT16 = 3  # the version of the op
+_AT_ONCE = 2**20  # elements, so that the check takes no memory
 
 
-def half_precision(model: bytes) -> bytes:
-  """The .tflite model with all large float32 constants in float16, except those outside its
-  range."""
-  tools, model_object = flatbuffer.tools(), flatbuffer.unpacked(model)
+def half_precision(parts: Parts) -> None:
+  """Makes all large float32 constants of the model float16, except those outside its range."""
+  tools, model = flatbuffer.tools(), parts.model
   # {buffer of float32: that of float16, or None if it does not fit}
   halves: dict[int, int | None] = {}
-  for graph in model_object.subgraphs:
+  for graph in model.subgraphs:
     dequantized = []
     for i, tensor in enumerate(list(graph.tensors)):
-      if (
-        tensor.type != tools.TensorType.FLOAT32
-        or (data := model_object.buffers[tensor.buffer].data) is None
-      ):
-        continue
       source = int(tensor.buffer)
+      if tensor.type != tools.TensorType.FLOAT32 or (weight := parts.value(tensor)) is None:
+        continue
       if source not in halves:
-        halves[source] = None
-        if (half := _rounded(np.frombuffer(data.tobytes(), np.float32))) is not None:
-          halves[source] = len(model_object.buffers)
-          model_object.buffers.append(tools.BufferT(data=half.view(np.uint8)))
+        halves[source] = parts.replaced(source, weight.cast(np.float16)) if _fits(weight) else None
       if (buffer := halves[source]) is not None:
-        weights = tools.TensorT(
+        half = tools.TensorT(
           shape=tensor.shape,
           type=tools.TensorType.FLOAT16,
           buffer=buffer,
           name=tensor.name + b"/float16",
         )
-        weights.hasRank, tensor.buffer = tensor.hasRank, 0
+        half.hasRank, tensor.buffer = tensor.hasRank, 0
         dequantized.append(
           tools.OperatorT(
-            opcodeIndex=len(model_object.operatorCodes), inputs=[len(graph.tensors)], outputs=[i]
+            opcodeIndex=parts.code("DEQUANTIZE", _DEQUANTIZE_FLOAT16),
+            inputs=[len(graph.tensors)],
+            outputs=[i],
           )
         )
-        graph.tensors.append(weights)
+        graph.tensors.append(half)
     graph.operators = dequantized + graph.operators
-  if any(buffer is not None for buffer in halves.values()):
-    op = tools.BuiltinOperator.DEQUANTIZE
-    model_object.operatorCodes.append(
-      tools.OperatorCodeT(builtinCode=op, deprecatedBuiltinCode=op, version=_DEQUANTIZE_FLOAT16)
-    )
-  used = {int(tensor.buffer) for graph in model_object.subgraphs for tensor in graph.tensors}
-  for source, buffer in halves.items():
-    if buffer is not None and source not in used:
-      model_object.buffers[source].data = None
-  return flatbuffer.packed(model_object, len(model))
 
 
-def _rounded(weights: np.ndarray) -> np.ndarray | None:
-  """The weights in float16; None if they are few, if one becomes infinite, or if all are below the
-  normal numbers."""
-  if weights.size < _LEAST_SIZE:
-    return None
-  with np.errstate(over="ignore", under="ignore"):
-    half = weights.astype(np.float16)
-  finite = np.abs(weights[np.isfinite(weights)])
-  lost = (
-    np.isinf(half).sum() > np.isinf(weights).sum()
-    or 0 < finite.max(initial=0) < np.finfo(np.float16).tiny
-  )
-  return None if lost else half
+def _fits(weight: Weight) -> bool:
+  """Whether the weights become float16; not if they are few, if one becomes infinite, or if all are
+  below the normal numbers."""
+  if weight.size < _LEAST_SIZE:
+    return False
+  values = weight.read().reshape(-1)
+  largest = 0.0
+  for start in range(0, values.size, _AT_ONCE):
+    part = np.abs(values[start : start + _AT_ONCE])
+    finite = part[np.isfinite(part)]
+    largest = max(largest, float(finite.max(initial=0)))
+  with np.errstate(over="ignore"):
+    is_inside = bool(np.isfinite(np.float32(largest).astype(np.float16)))
+  return is_inside and (largest == 0 or largest >= float(np.finfo(np.float16).tiny))

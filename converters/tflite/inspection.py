@@ -55,7 +55,7 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
   if data[4:8] != _IDENTIFIER:
     raise ValueError(f"{file} is no LiteRT file: its identifier is {data[4:8]!r}")
   schema, model = flatbuffer.tools().schema_fb, flatbuffer.unpacked(data)
-  weights, pairs = dict(_weights(model, schema)), flatbuffer.complex_names(file)
+  weights, pairs = dict(_weights(model, schema, data)), flatbuffer.complex_names(file)
   return Contents(
     str(file),
     f"LiteRT, schema {model.version}",
@@ -80,11 +80,14 @@ def _dtype(tensor: Any, schema: Any) -> str:
   return names.get(tensor.type, str(tensor.type))
 
 
-def _weights(model: Any, schema: Any) -> Iterator[tuple[str, np.ndarray]]:
+def _weights(model: Any, schema: Any, file: bytes) -> Iterator[tuple[str, np.ndarray]]:
   for i, graph in enumerate(model.subgraphs):
     for k, tensor in enumerate(graph.tensors):
-      data = model.buffers[tensor.buffer].data
-      dtype = _dtype(tensor, schema)
+      buffer, dtype = model.buffers[tensor.buffer], _dtype(tensor, schema)
+      # Large weights stand behind the flatbuffer.
+      data = (
+        np.frombuffer(file, np.uint8, buffer.size, buffer.offset) if buffer.size else buffer.data
+      )
       if data is not None and len(data) and dtype != "string":
         yield _name(i, k, tensor), _values(data, dtype, tensor.shape)
 

@@ -3,7 +3,6 @@ model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ from jax2tf.messages import Argument, ArgumentError, Text
 
 from ..export import quantization
 from . import runtime
-from .float16 import half_precision
 
 _INTEGERS = {"int8": tf.int8, "uint8": tf.uint8}
 
@@ -71,5 +69,5 @@ def four_bits(model: bytes) -> bytes:
     return bytes(quantizer.Quantizer(model, recipe.dynamic_wi4_afp32()).quantize().quantized_model)
 
 
-# {scheme: what makes its model of the converted float model}
-FROM_FLOAT: Mapping[str, Callable[[bytes], bytes]] = {"float16": half_precision, "int4": four_bits}
+# The schemes whose model is made of the converted float model.
+FROM_FLOAT = ("float16", "int4")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from ..export.registry import replaces_each
-from ..export.replay import is_zeros, with_shape
-from ..export.scatters import Rows, drops
-from . import lists
+from ..export.replay import with_shape
+from ..export.scatters import Rows, drops, is_zeros
+from . import lists, windows
 from .rule import widened
 
 
@@ -32,6 +32,14 @@ def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
   else:
     return [_extreme(op, operands[0], rows)]
   return [with_shape(rows.cut(result), op.outputs[0].shape)]
+
+
+_any_scatter = widened(_scatter)
+
+
+def _scatter_update(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
+  """One window is written in place; a dtype that only moves is not widened for it."""
+  return windows.written(op, *operands) or _any_scatter(op, *operands)
 
 
 def _last_of_each(x: tf.Tensor, rows: Rows) -> tf.Tensor:
@@ -66,7 +74,8 @@ _SCATTERS: Mapping[str, Callable[..., tf.Tensor]] = {
   "TensorScatterSub": _subtracted,
 }
 replaces_each(
-  {name: widened(_scatter) for name in (*_SCATTERS, "TensorScatterUpdate")}
+  dict.fromkeys(_SCATTERS, _any_scatter)
+  | {"TensorScatterUpdate": _scatter_update}
   | {name: widened(_scatter, ordered=True) for name in ("TensorScatterMax", "TensorScatterMin")},
   on="tflite",
   because="LiteRT 2.3: stops at a row outside",

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..bundle import manifest
 from ..bundle.calls import Answer
-from ..export import replay
+from ..export import replay, weights
 from ..export.source import ExportError, Source
 from ..saved_model.arguments import input_specs
 from ..saved_model.state import State
@@ -56,8 +56,10 @@ def converted(
   state: State,
   table: Mapping[str, replay.Replacement],
   refuse: Callable[[Mapping[str, str]], Exception],
+  large: Mapping[str, tf.Variable],
 ) -> bytes:
-  """Converts the signatures, and one that returns the state; see `runtime.converted`."""
+  """Converts the signatures, and one that returns the state; see `runtime.converted`. `large`:
+  {input: variable} of weights that become inputs."""
   names = {f"jax2tf_state_{i}": variable for i, variable in enumerate(state.variables)}
   module = tf.Module()
   module.state_variables = [
@@ -87,7 +89,12 @@ def converted(
 
   signatures = {}
   for name, signature in source.signatures.items():
-    frozen = replay.frozen(signature.function, table, state=names if signature.state else None)
+    frozen = replay.frozen(
+      signature.function,
+      table,
+      state=names if signature.state else None,
+      weights=weights.used(large, signature.function),
+    )
     specs = {name: spec for name, spec in input_specs(frozen).items() if name not in names}
     signatures[name] = runtime.concrete(stateful(frozen), specs) if signature.state else frozen
   return runtime.converted(

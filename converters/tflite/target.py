@@ -14,11 +14,12 @@ import tensorflow as tf
 from jax2tf.messages import Argument, Text
 
 from ..bundle import publish
-from ..export import quantization, replay
+from ..export import quantization, replay, weights
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Source
 from ..verify.report import Report
-from . import flatbuffer, quantized, runtime, state
+from . import binding, flatbuffer, quantized, runtime, state
+from .float16 import half_precision
 from .quantized import Quantization
 from .replacements import FUSED, TABLE
 from .runtime import RUNTIME, TARGET
@@ -68,12 +69,22 @@ class TFLite(Target[File]):
   def write(self, source: Source, place: Path, name: str) -> File:
     del name  # the file has no name inside
     fitting = self.quantization.fitting(source)
-    if from_float := quantized.FROM_FLOAT.get(fitting.scheme or ""):
-      contents = from_float(_converted(source, Quantization()))
-    else:
-      contents = _converted(source, fitting)
+    scheme = fitting.scheme
+    # The converter quantises weights that it has.
+    large = binding.inputs_of(source) if scheme in binding.SCHEMES else {}
+    is_float = scheme in quantized.FROM_FLOAT or large
+    contents = _converted(source, Quantization() if is_float else fitting, large)
     records = {name: one.record for name, one in source.signatures.items()}
-    place.write_bytes(flatbuffer.with_complex(contents, records))
+    contents = flatbuffer.with_complex(contents, records)
+    if scheme == "int4":
+      contents = quantized.four_bits(contents)
+    if not large and scheme != "float16":
+      place.write_bytes(contents)
+      return File(place, quantization=fitting)
+    parts = binding.bound(contents, large)
+    if scheme == "float16":
+      half_precision(parts)
+    parts.write(place)
     return File(place, quantization=fitting)
 
   def compare(self, source: Source, written: File) -> Report:
@@ -99,11 +110,12 @@ def versions() -> dict[str, str]:
   }
 
 
-def _converted(source: Source, scheme: Quantization) -> bytes:
-  """The converted model. Keeps erf where the converter can fuse it into GELU."""
+def _converted(source: Source, scheme: Quantization, large: Mapping[str, tf.Variable]) -> bytes:
+  """The converted model, with inputs {name: variable} in place of large weights. Keeps erf where
+  the converter can fuse it into GELU."""
   refuse = functools.partial(source.refuse, TARGET, RUNTIME)
   if remembered := state.of(source):
-    return state.converted(source, remembered, TABLE, refuse)
+    return state.converted(source, remembered, TABLE, refuse, large)
   functions = None
   if any(
     op in FUSED
@@ -111,19 +123,24 @@ def _converted(source: Source, scheme: Quantization) -> bytes:
     for op in replay.op_types(signature.function)
   ):
     fused = _frozen(
-      source, {op: replacement for op, replacement in TABLE.items() if op not in FUSED}
+      source, {op: replacement for op, replacement in TABLE.items() if op not in FUSED}, large
     )
     with contextlib.suppress(ExportError):
       contents = runtime.converted(fused, Quantization().configure, refuse)
       if scheme.scheme is None:
         return contents
       functions = fused
-  functions = functions or _frozen(source, TABLE)
+  functions = functions or _frozen(source, TABLE, large)
   return runtime.converted(functions, scheme.configure, refuse)
 
 
-def _frozen(source: Source, table: Mapping[str, replay.Replacement]) -> dict[str, Any]:
-  return {name: signature.frozen(table) for name, signature in source.signatures.items()}
+def _frozen(
+  source: Source, table: Mapping[str, replay.Replacement], large: Mapping[str, tf.Variable]
+) -> dict[str, Any]:
+  return {
+    name: replay.frozen(one.function, table, weights=weights.used(large, one.function))
+    for name, one in source.signatures.items()
+  }
 
 
 def _refuse_empty(source: Source) -> None:

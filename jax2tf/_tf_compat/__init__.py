@@ -120,7 +120,18 @@ def take_last_in_pfor(index: tf.Tensor) -> None:
   index.op._set_attr(LAST_IN_PFOR, _TRUE)
 
 
+def mark_window(result: tf.Tensor, sizes: Sequence[int | None]) -> None:
+  """Notes on a TensorScatterUpdate that its updates are one window of the operand, of these sizes.
+  None is one that is not known. An exporter may have an op that writes a window."""
+  if not tf.executing_eagerly() and result.op.type == "TensorScatterUpdate":
+    known = [-1 if size is None else size for size in sizes]
+    result.op._set_attr(
+      WINDOW, tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(i=known))
+    )
+
+
 LAST_IN_PFOR = "_jax2tf_last_in_pfor"
+WINDOW = "_jax2tf_window"
 _TRUE = tf.compat.v1.AttrValue(b=True)
 # The attributes of the two, which copies of an op keep.
 AS_WRITTEN = (_ORDERED, _WITH_CONSTANT) = (

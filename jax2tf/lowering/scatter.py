@@ -15,6 +15,7 @@ import tensorflow as tf
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
+from jax2tf import _tf_compat
 from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import NARROW, ON_HOST_OF_GPU
@@ -120,6 +121,8 @@ def _scattered(
 ) -> tf.Tensor:
   """updates f32[*batch,*window] -> the operand with them."""
   indices = on_device(ctx, indices)
+  is_one_window = not windows.batch and combine is _replaced
+  window = [size if isinstance(size, int) else None for size in windows.sizes]
   if not windows.batch:  # TF 2.21: the scatters on CPU need at least one dimension of indices
     windows = dataclasses.replace(windows, batch=(1,))
     indices, updates = tf.expand_dims(indices, 0), tf.expand_dims(updates, 0)
@@ -132,7 +135,10 @@ def _scattered(
       rows = tf.expand_dims(rows, -1) if len(windows.columns) == 1 else rows
     if windows.dropped != {*windows.columns}:
       updates = ctx.reshape(updates, [*batch, *shape[len(windows.columns) :]])
-    return combine(ctx, operand, rows, updates, shape, policy)
+    result = combine(ctx, operand, rows, updates, shape, policy)
+    if is_one_window:
+      _tf_compat.mark_window(result, window)
+    return result
   flat = max(windows.addressed, default=-1) + 1  # the leading dimensions, made one
   vectors = windows.vectors(indices)
   starts = windows.clamped(ctx, vectors)
@@ -148,6 +154,8 @@ def _scattered(
   sizes = [math.prod(shape[:flat]), *shape[flat:]]
   operand = operand if flat == 1 else ctx.reshape(operand, sizes)
   result = combine(ctx, operand, tf.expand_dims(rows, -1), updates, sizes, policy)
+  if is_one_window:
+    _tf_compat.mark_window(result, window)
   return result if flat == 1 else ctx.reshape(result, shape)
 
 

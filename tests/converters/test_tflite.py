@@ -44,9 +44,9 @@ def runners(path: Path) -> Any:
   return interpreter.Interpreter(model_path=str(path)).get_signature_runner
 
 
-def in_litert(path: Path, fun: Callable[..., Any], *args: np.ndarray) -> Any:
+def in_litert(path: Path, fun: Callable[..., Any], *args: np.ndarray, call: bool = True) -> Any:
   """The results of the exported function of these very shapes, named by their number; `args` are
-  also what the export compares."""
+  also what the export compares. Without `call`, what runs it."""
   names = [f"x{i}" for i in range(len(args))]
   inputs = {
     name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in zip(names, args, strict=True)
@@ -59,7 +59,8 @@ def in_litert(path: Path, fun: Callable[..., Any], *args: np.ndarray) -> Any:
     examples=dict(zip(names, args, strict=True)),
   )
   assert made.report.ok
-  return runners(made.path)("serving_default")(**dict(zip(names, args, strict=True)))
+  runner = runners(made.path)("serving_default")
+  return runner(**dict(zip(names, args, strict=True))) if call else runner
 
 
 def ulps(found: np.ndarray, expected: np.ndarray) -> float:
@@ -562,6 +563,31 @@ def test_exchanges_of_rows_become_a_permutation(tmp_path: Path) -> None:
   found = in_litert(tmp_path, fun, pivots)
   for y, expected in zip(found.values(), fun(pivots), strict=True):
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_window_is_written_in_place(dtype: str, tmp_path: Path) -> None:
+  """As JAX: `dynamic_update_slice` moves a window inside, and `at[].set` drops one outside."""
+
+  def fun(x: jax.Array, y: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
+    return {
+      "rows": lax.dynamic_update_slice(x, y, (0, n, 0, 0)),
+      "inner": lax.dynamic_update_slice(x, y[:1, :, 1:], (n, 3, n, 0)),
+      "first": lax.dynamic_update_slice(x[0], y[0], (n, 0, 0)),
+      "row": x.at[:, n].set(y[:, 0]),
+      "one": x.at[1, n].set(y[0, 0]),
+    }
+
+  x = RNG.standard_normal((2, 9, 3, 4)).astype(dtype)
+  y = RNG.standard_normal((2, 2, 3, 4)).astype(dtype)
+  runner = in_litert(tmp_path, fun, x, y, np.int32(4), call=False)
+  for n in map(np.int32, (-30, -9, -1, 0, 7, 8, 9, 30)):
+    results, expected = runner(x0=x, x1=y, x2=n), fun(*map(jnp.asarray, (x, y, n)))
+    for name, result in results.items():
+      np.testing.assert_array_equal(result, np.asarray(expected[name]), f"{name} at {n}")
+  opened = interpreter.Interpreter(model_path=str(tmp_path / "m.tflite"))
+  ops = [op["op_name"] for op in opened._get_ops_details()]
+  assert ops.count("DYNAMIC_UPDATE_SLICE") == 5 and "UNSORTED_SEGMENT_MAX" not in ops
 
 
 def test_training_on_the_device(tmp_path: Path) -> None:

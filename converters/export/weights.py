@@ -1,0 +1,101 @@
+"""Weights that a converter never sees, because they are inputs while it runs.
+
+Converters of TensorFlow and ONNX copy each constant many times: TensorFlow 2.21's LiteRT converter
+takes 28 times the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Weight:
+  """An array that is computed when it is written, and not kept.
+
+  Attributes:
+    shape: its sizes.
+    dtype: its dtype.
+    read: computes it.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype[Any]
+  read: Callable[[], np.ndarray]
+
+  @classmethod
+  def of(cls, variable: tf.Variable) -> Weight:
+    """The value of a variable, whose memory is shared."""
+    dtype = np.dtype(variable.dtype.as_numpy_dtype)
+    return cls(tuple(variable.shape), dtype, lambda: np.asarray(variable.value()))
+
+  @classmethod
+  def of_array(cls, array: np.ndarray) -> Weight:
+    """An array that is there already."""
+    return cls(array.shape, array.dtype, lambda: array)
+
+  @property
+  def size(self) -> int:
+    """The number of elements."""
+    return int(np.prod(self.shape, dtype=np.int64))
+
+  @property
+  def nbytes(self) -> int:
+    """In bytes."""
+    return self.size * self.dtype.itemsize
+
+  def reshaped(self, shape: Sequence[int]) -> Weight:
+    """The same elements in other sizes."""
+    return Weight(tuple(shape), self.dtype, lambda: self.read().reshape(shape))
+
+  def transposed(self, order: Sequence[int]) -> Weight:
+    """Its axes in this order."""
+    shape = tuple(self.shape[axis] for axis in order)
+    return Weight(shape, self.dtype, lambda: self.read().transpose(order))
+
+  def cast(self, dtype: Any) -> Weight:
+    """Rounded to another dtype."""
+    return Weight(self.shape, np.dtype(dtype), lambda: self.read().astype(dtype))
+
+
+def nbytes(variable: tf.Variable) -> int:
+  """The size of a variable."""
+  return int(variable.shape.num_elements()) * int(variable.dtype.size)
+
+
+def large(
+  variables: Sequence[tf.Variable],
+  least: int,
+  total: int,
+  dtypes: Sequence[tf.DType],
+  taken: Collection[str],
+) -> dict[str, tf.Variable]:
+  """{name of an input: variable} for large models; empty for others.
+
+  Args:
+    variables: all of the model; several may be the same.
+    least: the bytes of a variable that is an input; smaller ones are constants.
+    total: the bytes of all variables that make a model large.
+    dtypes: those of variables that may be inputs.
+    taken: the names of other inputs.
+  """
+  unique = list({id(variable): variable for variable in variables}.values())
+  unique.sort(key=lambda variable: variable.name)  # a graph has them in the order of a set
+  if sum(map(nbytes, unique)) <= total:
+    return {}
+  stem = "weight"
+  while any(name.startswith(stem) for name in taken):
+    stem += "_"
+  chosen = [v for v in unique if v.dtype in dtypes and nbytes(v) >= least]
+  return {f"{stem}{i}": variable for i, variable in enumerate(chosen)}
+
+
+def used(weights: Mapping[str, tf.Variable], concrete: Any) -> dict[str, tf.Variable]:
+  """Those that a ConcreteFunction reads."""
+  read = {id(variable) for variable in concrete.graph.variables}
+  return {name: variable for name, variable in weights.items() if id(variable) in read}

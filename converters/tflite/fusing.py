@@ -1,0 +1,183 @@
+"""Puts what follows a product or a convolution into it, as TensorFlow's converter does where it has
+the weights: a scale of each channel into the weights, a bias and an activation into the op."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..export.weights import Weight
+from . import flatbuffer
+from .parts import Parts
+
+# {op: the axis of its weights that is the last one of its results}
+_CHANNELS = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": -1}
+_KEEPS_SHAPE = 5  # the version of FULLY_CONNECTED that keeps the dimensions of its operand
+_NONE = 0  # no activation
+
+
+class Fusing:
+  """Fuses the ops of a model that have large weights."""
+
+  def __init__(self, parts: Parts):
+    self._parts = parts
+
+  def fuse(self, graph: Any) -> None:
+    """Fuses the ops of one graph."""
+    for op in graph.operators:
+      if self._parts.kind(op) == "BATCH_MATMUL":
+        self._to_fully_connected(graph, op)
+    counts = Counter(int(n) for op in graph.operators for n in op.inputs)
+    counts.update(map(int, graph.outputs))
+    producers: dict[int, Any] = {}
+    remaining = []
+    for op in graph.operators:
+      if not self._into_producer(graph, op, producers, counts):
+        remaining.append(op)
+        producers |= {int(n): op for n in op.outputs}
+    graph.operators = remaining
+
+  def _to_fully_connected(self, graph: Any, op: Any) -> None:
+    """A product with a constant matrix, which takes a bias and an activation as FULLY_CONNECTED.
+    That has the columns as rows, so a matrix that other ops read as it is stays."""
+    left, right = (int(n) for n in op.inputs)
+    tensor, options = graph.tensors[right], op.builtinOptions
+    buffer = int(tensor.buffer)
+    weight = self._parts.weights.get(buffer)
+    if (
+      weight is None
+      or len(tensor.shape) != 2
+      or options.adjX
+      or _is_constant(self._parts, graph.tensors[left])
+    ):
+      return
+    if not options.adjY:
+      if not all(map(self._reads_columns, self._readers(buffer))):
+        return
+      right = self._columns(graph, tensor)
+    tools = flatbuffer.tools()
+    op.opcodeIndex = self._parts.code("FULLY_CONNECTED", _KEEPS_SHAPE)
+    op.inputs = np.array([left, right, -1], np.int32)
+    op.builtinOptionsType = tools.schema_fb.BuiltinOptions.FullyConnectedOptions
+    op.builtinOptions = tools.schema_fb.FullyConnectedOptionsT()
+    op.builtinOptions.keepNumDims = True
+
+  def _readers(self, buffer: int) -> Iterator[Any]:
+    """The ops of all graphs that read a buffer."""
+    for graph in self._parts.model.subgraphs:
+      for op in graph.operators:
+        if any(n >= 0 and int(graph.tensors[n].buffer) == buffer for n in op.inputs):
+          yield op
+
+  def _reads_columns(self, op: Any) -> bool:
+    return self._parts.kind(op) == "BATCH_MATMUL" and not op.builtinOptions.adjY
+
+  def _columns(self, graph: Any, tensor: Any) -> int:
+    """The tensor of the transposed matrix."""
+    rows, columns = (int(n) for n in tensor.shape)
+    buffer = self._parts.transposed(int(tensor.buffer), (rows, columns), (1, 0))
+    return self._added(graph, tensor, (columns, rows), buffer)
+
+  def _into_producer(
+    self, graph: Any, op: Any, producers: dict[int, Any], counts: Counter[int]
+  ) -> bool:
+    """Whether the op, a scale or a bias, has become a part of what makes its operand."""
+    kind = self._parts.kind(op)
+    if kind not in ("MUL", "ADD"):
+      return False
+    for value, other in (tuple(map(int, op.inputs)), tuple(map(int, op.inputs[::-1]))):
+      product = producers.get(value)
+      if product is None or counts[value] != 1 or not self._takes(graph, product):
+        continue
+      weights = graph.tensors[product.inputs[1]]
+      if kind == "MUL" and len(list(self._readers(int(weights.buffer)))) > 1:
+        continue  # the file would have the weights twice
+      axis = _CHANNELS[self._parts.kind(product)]
+      vector = self._vector(graph.tensors[other], int(weights.shape[axis]))
+      if vector is None or not _same_shape(graph.tensors[value], graph.tensors[op.outputs[0]]):
+        continue
+      if kind == "MUL":
+        self._scale(graph, product, vector, axis)
+      else:
+        self._shift(graph, product, np.add, vector)
+      product.builtinOptions.fusedActivationFunction = op.builtinOptions.fusedActivationFunction
+      product.outputs = op.outputs
+      producers |= {int(n): product for n in op.outputs}
+      return True
+    return False
+
+  def _takes(self, graph: Any, product: Any) -> bool:
+    """Whether it is a product with a large weight, of float32 and without an activation."""
+    if self._parts.kind(product) not in _CHANNELS:
+      return False
+    weights = graph.tensors[product.inputs[1]]
+    return (
+      int(weights.buffer) in self._parts.weights
+      and weights.type == flatbuffer.tools().TensorType.FLOAT32
+      and product.builtinOptions.fusedActivationFunction == _NONE
+    )
+
+  def _vector(self, tensor: Any, size: int) -> np.ndarray | None:
+    """A constant f32[], f32[n] or f32[1,...,n] as f32[n]."""
+    value = self._parts.value(tensor)
+    if value is None or value.dtype != np.float32 or value.size not in (1, size):
+      return None
+    if value.size != 1 and value.shape[-1] != size:
+      return None
+    return np.broadcast_to(value.read().reshape(-1), size)
+
+  def _scale(self, graph: Any, product: Any, vector: np.ndarray, axis: int) -> None:
+    tensor = graph.tensors[product.inputs[1]]
+    weight = self._parts.value(tensor)
+    assert weight is not None
+    sizes = [1] * len(weight.shape)
+    sizes[axis] = -1
+    factor = vector.reshape(sizes)
+    scaled = Weight(weight.shape, weight.dtype, _product(weight.read, factor))
+    number = self._added(graph, tensor, tensor.shape, self._parts.add(scaled))
+    product.inputs = np.array([product.inputs[0], number, *product.inputs[2:]], np.int32)
+    if len(product.inputs) > 2 and product.inputs[2] >= 0:
+      self._shift(graph, product, np.multiply, vector)
+
+  def _shift(
+    self, graph: Any, product: Any, function: Callable[..., np.ndarray], vector: np.ndarray
+  ) -> None:
+    """Gives the product the bias `function(bias, vector)`, where no bias is zeros."""
+    bias = vector
+    if len(product.inputs) > 2 and product.inputs[2] >= 0:
+      known = self._parts.value(graph.tensors[product.inputs[2]])
+      assert known is not None
+      bias = function(known.read(), vector)
+    tools = flatbuffer.tools()
+    data = np.ascontiguousarray(bias, np.float32).view(np.uint8)
+    self._parts.model.buffers.append(tools.BufferT(data=data))
+    weights = graph.tensors[product.inputs[1]]
+    number = self._added(graph, weights, bias.shape, len(self._parts.model.buffers) - 1)
+    product.inputs = np.array([*product.inputs[:2], number], np.int32)
+
+  def _added(self, graph: Any, like: Any, shape: Any, buffer: int) -> int:
+    """The number of a new constant of the graph."""
+    tools = flatbuffer.tools()
+    sizes = np.array(shape, np.int32)
+    graph.tensors.append(tools.TensorT(shape=sizes, type=like.type, buffer=buffer, name=like.name))
+    graph.tensors[-1].hasRank = True
+    return len(graph.tensors) - 1
+
+
+def _product(read: Callable[[], np.ndarray], factor: np.ndarray) -> Callable[[], np.ndarray]:
+  return lambda: read() * factor
+
+
+def _is_constant(parts: Parts, tensor: Any) -> bool:
+  return parts.value(tensor) is not None
+
+
+def _same_shape(x: Any, y: Any) -> bool:
+  def shape(tensor: Any) -> list[int]:
+    sizes = tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature
+    return [int(n) for n in sizes]
+
+  return shape(x) == shape(y)

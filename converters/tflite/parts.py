@@ -1,0 +1,151 @@
+"""A .tflite model whose large weights stand behind the flatbuffer, where its buffers have their
+offsets and sizes.
+
+They are written one by one from the arrays, so the file takes no memory, and may have more than the
+2 GiB that a flatbuffer holds. LiteRT 2.3 maps them into memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp  # which tells NumPy of bfloat16
+import numpy as np
+
+from ..export.weights import Weight
+from . import flatbuffer
+
+_ALIGNMENT = 64  # of weights in the file, for LiteRT's kernels read them where they are mapped
+_UNKNOWN = 2**40  # an offset or a size that takes the bytes of any other
+
+
+@dataclass
+class Parts:
+  """A model in parts.
+
+  Attributes:
+    model: the ModelT of the schema.
+    size: the size of the flatbuffer in bytes, approximately.
+    weights: {buffer: its contents}, for those that stand behind it.
+  """
+
+  model: Any
+  size: int
+  weights: dict[int, Weight] = field(default_factory=dict)
+  _transposed: dict[Any, int] = field(default_factory=dict)
+
+  @classmethod
+  def of(cls, contents: bytes) -> Parts:
+    """From a .tflite model."""
+    return cls(flatbuffer.unpacked(contents), len(contents))
+
+  def add(self, weight: Weight) -> int:
+    """Adds a buffer behind the flatbuffer, and returns its number."""
+    self.model.buffers.append(flatbuffer.tools().BufferT())
+    number = len(self.model.buffers) - 1
+    self.weights[number] = weight
+    return number
+
+  def replaced(self, buffer: int, weight: Weight) -> int:
+    """Adds a buffer for a weight that is made of another one: behind the flatbuffer if that is."""
+    if buffer in self.weights:
+      return self.add(weight)
+    data = np.ascontiguousarray(weight.read()).reshape(-1).view(np.uint8)
+    self.model.buffers.append(flatbuffer.tools().BufferT(data=data))
+    return len(self.model.buffers) - 1
+
+  def transposed(self, buffer: int, shape: tuple[int, ...], order: tuple[int, ...]) -> int:
+    """The buffer with the axes of another one, of this shape, in this order."""
+    key = buffer, shape, order
+    if key not in self._transposed:
+      weight = self.weights[buffer].reshaped(shape)
+      self._transposed[key] = self.add(weight.transposed(order))
+    return self._transposed[key]
+
+  def sweep(self) -> None:
+    """Takes their values from tensors that no op needs, and their data from buffers that no tensor
+    has."""
+    for graph in self.model.subgraphs:
+      ends = [*graph.inputs, *graph.outputs]
+      ends += [n for op in graph.operators for n in (*op.inputs, *op.outputs)]
+      needed = set(map(int, ends))
+      for number, tensor in enumerate(graph.tensors):
+        tensor.buffer = tensor.buffer if number in needed else 0
+    used = {int(tensor.buffer) for graph in self.model.subgraphs for tensor in graph.tensors}
+    used |= {int(entry.buffer) for entry in self.model.metadata or ()}
+    self.weights = {number: weight for number, weight in self.weights.items() if number in used}
+    for number, buffer in enumerate(self.model.buffers):
+      buffer.data = buffer.data if number in used else None
+
+  def kind(self, op: Any) -> str:
+    """The name of a builtin op, or "CUSTOM"."""
+    code = self.model.operatorCodes[op.opcodeIndex]
+    return _builtin_ops()[max(code.builtinCode, code.deprecatedBuiltinCode)]
+
+  def code(self, kind: str, version: int) -> int:
+    """The number of a builtin op in the model, which it adds if it is new."""
+    tools = flatbuffer.tools()
+    number = getattr(tools.BuiltinOperator, kind)
+    for i, code in enumerate(self.model.operatorCodes):
+      if max(code.builtinCode, code.deprecatedBuiltinCode) == number:
+        code.version = max(code.version, version)
+        return i
+    # Older readers have the first 127 ops in another field.
+    deprecated = min(number, 127)
+    self.model.operatorCodes.append(
+      tools.OperatorCodeT(builtinCode=number, deprecatedBuiltinCode=deprecated, version=version)
+    )
+    return len(self.model.operatorCodes) - 1
+
+  def value(self, tensor: Any) -> Weight | None:
+    """The value of a constant; None for other tensors and for strings."""
+    shape = tuple(int(n) for n in (() if tensor.shape is None else tensor.shape))
+    if (weight := self.weights.get(int(tensor.buffer))) is not None:
+      return weight if weight.shape == shape else weight.reshaped(shape)
+    data, dtype = self.model.buffers[tensor.buffer].data, dtype_of(tensor)
+    if data is None or dtype is None or not len(data):
+      return None
+    return Weight.of_array(np.asarray(data, np.uint8).view(dtype).reshape(shape))
+
+  def write(self, path: Path) -> None:
+    """Writes the file, with what its ops need."""
+    self.sweep()
+    places = dict.fromkeys(self.weights, (_UNKNOWN, _UNKNOWN))
+    end = len(self._packed(places))
+    for number, weight in self.weights.items():
+      start = -(-end // _ALIGNMENT) * _ALIGNMENT
+      places[number] = start, weight.nbytes
+      end = start + weight.nbytes
+    with path.open("wb") as file:
+      file.write(self._packed(places))
+      for number, weight in self.weights.items():
+        file.seek(places[number][0])
+        array = np.ascontiguousarray(weight.read())
+        file.write(array.reshape(-1).view(np.uint8).data)
+
+  def _packed(self, places: dict[int, tuple[int, int]]) -> bytes:
+    for number, (offset, size) in places.items():
+      buffer = self.model.buffers[number]
+      buffer.offset, buffer.size = offset, size
+    return flatbuffer.packed(self.model, self.size)
+
+
+@functools.cache
+def _builtin_ops() -> dict[int, str]:
+  names = vars(flatbuffer.tools().BuiltinOperator)
+  return {number: name for name, number in names.items() if name.isupper()}
+
+
+def dtype_of(tensor: Any) -> np.dtype[Any] | None:
+  """NumPy's dtype of a tensor; None for strings, resources and 4-bit integers."""
+  names = {n: name for name, n in vars(flatbuffer.tools().TensorType).items() if name.isupper()}
+  name = names[tensor.type].lower()
+  if name in _WITHOUT_ARRAYS:
+    return None
+  return np.dtype(jnp.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+_WITHOUT_ARRAYS = ("string", "resource", "variant", "int4", "uint4", "int2")

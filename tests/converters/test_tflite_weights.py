@@ -1,0 +1,121 @@
+"""Weights of large models, which are no constants while TensorFlow's converter runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ai_edge_litert import interpreter
+from jax import lax
+
+from jax2tf.converters import saved_model, tflite
+from jax2tf.converters.tflite import binding
+
+RNG = np.random.default_rng(0)
+
+
+def weight(*sizes: int) -> np.ndarray:
+  return (RNG.standard_normal(sizes) / np.sqrt(sizes[-2])).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def every_model_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(binding, "LARGE", 0)
+  monkeypatch.setattr(binding, "_LEAST", 2048)
+
+
+def ops_of(path: Path) -> Counter[str]:
+  opened = interpreter.Interpreter(model_path=str(path))
+  return Counter(op["op_name"] for op in opened._get_ops_details())
+
+
+PARAMS = {
+  "embed": weight(80, 64),
+  "w": weight(64, 64),
+  "b": weight(1, 64)[0],
+  "stacked": weight(3, 64, 64),
+  "heads": weight(4, 64, 16),
+  "kernel": weight(3, 3, 8, 16),
+  "half": weight(64, 64).astype(np.float16),
+  "narrow": weight(64, 64).astype(jnp.bfloat16),
+}
+
+
+def hidden(params: Any, x: jax.Array) -> jax.Array:
+  """A bias, an activation, a loop, a branch, and parts of a weight."""
+  x = jax.nn.relu(x @ params["w"] + params["b"])
+  x = lax.fori_loop(0, x.astype(jnp.int32)[0, 0] + 3, lambda i, y: jnp.tanh(y @ params["w"]), x)
+  x = lax.cond(
+    x[0, 0] > 0, lambda y: y @ params["stacked"][0], lambda y: y @ params["stacked"][1], x
+  )
+  return jnp.einsum("bd,hdk->bhk", x, params["heads"]).reshape(-1, 64)
+
+
+def logits(params: Any, tokens: jax.Array) -> jax.Array:
+  return hidden(params, params["embed"][tokens]) @ params["embed"].T
+
+
+def test_values_ops_and_size(tmp_path: Path) -> None:
+  model = saved_model.Model(PARAMS, trainable=False, idioms=tflite.exporter.IDIOMS)
+  model.add(logits, inputs={"tokens": "i32[b]"}, outputs=["y"], signatures="first")
+  model.add(hidden, inputs={"x": "f32[2,64]"}, outputs=["y"], signatures="second")
+  made = tflite.save_model(model, tmp_path / "m.tflite", samples=1)
+  assert made.report.ok
+  read = ("embed", "w", "b", "heads")
+  weights = sum(PARAMS[name].nbytes for name in read) + PARAMS["stacked"][:2].nbytes
+  assert made.size < weights + 20_000, "a weight is in the file twice"
+  stored = tflite.inspect(made.path).weights
+  names = {name.split(" ")[0]: array for name, array in stored.items()}
+  np.testing.assert_array_equal(names["embed"], PARAMS["embed"])
+
+
+def test_scales_and_biases_join_convolutions(tmp_path: Path) -> None:
+  def fun(params: Any, x: jax.Array) -> jax.Array:
+    y = lax.conv_general_dilated(
+      x, params["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return jax.nn.relu(y * params["b"][:16] + params["b"][16:32])
+
+  made = tflite.save(fun, PARAMS, tmp_path / "m.tflite", inputs={"x": "f32[1,8,8,8]"}, samples=1)
+  assert ops_of(made.path) == {"CONV_2D": 1}
+  assert made.size < PARAMS["kernel"].nbytes + 4000
+
+
+def test_narrow_weights_stay_narrow(tmp_path: Path) -> None:
+  def fun(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    narrow = x.astype(jnp.bfloat16) @ params["narrow"]
+    return {"half": x @ params["half"].astype(jnp.float32), "narrow": narrow.astype(jnp.float32)}
+
+  made = tflite.save(fun, PARAMS, tmp_path / "m.tflite", inputs={"x": "f32[3,64]"}, samples=1)
+  assert made.size < PARAMS["half"].nbytes + PARAMS["narrow"].nbytes + 5000
+  assert "DEQUANTIZE" in ops_of(made.path)
+
+
+def test_float16(tmp_path: Path) -> None:
+  made = tflite.save(
+    logits,
+    PARAMS,
+    tmp_path / "m.tflite",
+    inputs={"tokens": "i32[2]"},
+    quantization="float16",
+    samples=1,
+  )
+  read = ("embed", "w", "heads")
+  weights = sum(PARAMS[name].nbytes for name in read) + PARAMS["stacked"][:2].nbytes
+  assert made.size < weights / 2 + 25_000
+
+
+def test_a_state_beside_large_weights(tmp_path: Path) -> None:
+  def step(params: Any, state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    state = jnp.tanh(state @ params["w"] + x)
+    return state, state.sum()
+
+  model = saved_model.Model(PARAMS, state=np.zeros((1, 64), np.float32), trainable=False)
+  model.add(step, inputs={"x": "f32[1,64]"}, outputs=["y"], stateful=True)
+  made = tflite.save_model(model, tmp_path / "m.tflite", samples=1)
+  assert made.report.ok
