@@ -98,25 +98,35 @@ def _triangular_solve(
       shapes=[shape_a, shape_b, shape_b],
       lower=lower,
       adjoint=transpose_a,
+      on_gpu=ctx.destination.only_on_gpus,
     )
   return tf.cast(x if left_side else tf.linalg.matrix_transpose(x), ctx.dtype_out)
 
 
-def triangular_solve(a: tf.Tensor, b: tf.Tensor, *, lower: bool, adjoint: bool) -> tuple[tf.Tensor]:
+def triangular_solve(
+  a: tf.Tensor, b: tf.Tensor, *, lower: bool, adjoint: bool, on_gpu: bool
+) -> tuple[tf.Tensor]:
   """a[batch,n,n], b[batch,n,k] -> [batch,n,k]; TensorFlow's op where it would not raise."""
-  regular = tf.reduce_all(tf.abs(tf.linalg.diag_part(a)) > 0)  # not so for NaN
+  regular = tf.reduce_all(tf.abs(_diagonal(a, on_gpu)) > 0)  # not so for NaN
   return (
     tf.cond(
       regular,
       lambda: tf.linalg.triangular_solve(a, b, lower, adjoint),
-      lambda: _substitute(a, b, lower, adjoint),
+      lambda: _substitute(a, b, lower, adjoint, on_gpu),
     ),
   )
 
 
-def _substitute(a: tf.Tensor, b: tf.Tensor, lower: bool, adjoint: bool) -> tf.Tensor:
+def _diagonal(a: tf.Tensor, on_gpu: bool) -> tf.Tensor:
+  """a[batch,n,n] -> [batch,n]."""
+  if on_gpu:  # of MatrixDiagPartV3 a GPU reads the padding value from host memory
+    return tf.raw_ops.MatrixDiagPart(input=a)
+  return tf.linalg.diag_part(a)
+
+
+def _substitute(a: tf.Tensor, b: tf.Tensor, lower: bool, adjoint: bool, on_gpu: bool) -> tf.Tensor:
   """Row by row, through zeros on the diagonal: x / 0 is an infinity, as in LAPACK."""
-  n, diagonal = size(a, -1), tf.linalg.diag_part(a)
+  n, diagonal = size(a, -1), _diagonal(a, on_gpu)
   a = tf.linalg.set_diag(
     tf.linalg.band_part(a, *((-1, 0) if lower else (0, -1))), tf.zeros_like(diagonal)
   )

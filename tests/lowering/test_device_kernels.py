@@ -112,6 +112,10 @@ OTHERS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
   "computed": (lambda x: (x + 1, x * x, -x, abs(x), x < 3, jnp.clip(x, -3, 3), x**3), [INTS]),
   "embedded": (embedded, [np.ones((8, 3), np.float32), np.array([1, -1, 7], np.int32)]),
   "counted": (counted_in_a_loop, [INTS]),
+  "triangular": (
+    lambda a, b: jax.scipy.linalg.solve_triangular(a, b, lower=True),
+    [np.float32([[2, 0, 0], [1, 0, 0], [3, 1, 4]]), FLOATS[7:, np.newaxis]],
+  ),
 }
 ROWS = RANDOM | OTHERS
 
