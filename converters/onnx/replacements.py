@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..export import convolutions, masks, registry, replay
+from ..export import convolutions, integers, masks, registry, replay
 from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement
 from . import bits, special
@@ -330,6 +330,7 @@ def _power(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   on="onnx",
   because="tf2onnx 1.17: transposes no integers; ONNX Runtime 1.31: multiplies no narrow ones",
 )
+@integers.of_8_bits(integers.product)
 def _matmul(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """Transposes the operands first: tf2onnx refuses to transpose integers."""
   wide = {**dict.fromkeys(_SMALL, tf.int32)}.get(x.dtype, x.dtype)
@@ -359,6 +360,7 @@ def _unsigned_argument(op: Any, x: tf.Tensor, axis: tf.Tensor) -> list[tf.Tensor
   ]
 
 
+@integers.of_8_bits(integers.convolution)
 def _convolution(op: Any, image: tf.Tensor, kernel: tf.Tensor) -> list[tf.Tensor]:
   """tf2onnx counts groups by the sizes that TensorFlow infers, which infers none behind a Pad by
   numbers that are no constants. A Reshape says them again."""
@@ -430,7 +432,8 @@ _replaces_each(
     **dict.fromkeys(("Conv2D", "Conv3D"), _convolution),
     "DepthwiseConv2dNative": convolutions.depthwise_convolution,
   },
-  because="tf2onnx 1.17: refuses an unknown number of groups, or takes it for 1",
+  because="tf2onnx 1.17: refuses an unknown number of groups, or takes it for 1; "
+  "ONNX Runtime 1.32: no kernel of int32",
 )
 _replaces_each(
   {

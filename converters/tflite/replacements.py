@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..export import angles, convolutions, registry
+from ..export import angles, convolutions, integers, registry
 from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement, again, dynamic_sides, sizes_of, with_shape
 from . import bits, division, lists, scatters, special  # noqa: F401  (which register their own)
@@ -111,6 +111,7 @@ def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Ten
   "of 5 dimensions at most",
 )
 @widened
+@integers.of_8_bits(integers.product)
 def _matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """[..., i, k], [..., k, j] -> [..., i, j], a sum of products where LiteRT has no kernel."""
   if x.dtype.is_floating and not _is_from_vector(op):
@@ -437,6 +438,7 @@ _ORDERED = re.findall(
 # and then with replacements.
 FUSED = ("Erf", "Erfc")
 
+_convolution = integers.of_8_bits(integers.convolution)(convolutions.convolution)
 _replaces_each = functools.partial(replaces_each, on="tflite")
 _replaces_each(
   lists.replacements(again, WIDER),
@@ -451,7 +453,7 @@ _replaces_each(
 )
 _replaces_each(
   {
-    **dict.fromkeys(("Conv2D", "Conv3D"), widened(convolutions.convolution)),
+    **dict.fromkeys(("Conv2D", "Conv3D"), widened(_convolution)),
     "DepthwiseConv2dNative": widened(convolutions.depthwise_convolution),
   },
   because="LiteRT 2.3: no kernel for an unknown number of features, nor for some narrow dtypes",
