@@ -44,6 +44,7 @@ ONE_PYTHON = {
   "tests/converters/test_onnx_layouts.py": "files",
   "tests/converters/test_onnx_opsets.py": "files",
   "tests/converters/test_onnx_quantized.py": "ONNX Runtime's quantizer",
+  "tests/converters/test_onnx_weights.py": "files",
   "tests/converters/test_publish.py": "files, and when they are there",
   "tests/converters/test_replacements.py": "TensorFlow's ops, replaced",
   "tests/converters/test_same_bytes.py": "files",
