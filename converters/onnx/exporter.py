@@ -51,6 +51,7 @@ def save(
   inputs_as_nchw: Sequence[str] = (),
   outputs_as_nchw: Sequence[str] = (),
   keep_io_types: bool = True,
+  attention_nodes: bool = False,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -66,7 +67,7 @@ def save(
     path, overwrite, opset, external_data_threshold, precision: as for `save_model`.
     quantization, representative_dataset, least_cosine, least_top_1: as for `save_model`.
     scores, narrow_inputs, functions, inputs_as_nchw, outputs_as_nchw: as for `save_model`.
-    keep_io_types: as for `save_model`.
+    keep_io_types, attention_nodes: as for `save_model`.
     sizes, samples, examples, rtol, atol: as for `save_model`.
 
   Returns:
@@ -100,6 +101,7 @@ def save(
     inputs_as_nchw,
     outputs_as_nchw,
     keep_io_types,
+    attention_nodes,
   )
   return pipeline.exported_function(
     target,
@@ -135,6 +137,7 @@ def save_model(
   inputs_as_nchw: Sequence[str] = (),
   outputs_as_nchw: Sequence[str] = (),
   keep_io_types: bool = True,
+  attention_nodes: bool = False,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 2,
   examples: Mapping[str, Any] | None = None,
@@ -189,6 +192,9 @@ def save_model(
       `representative_dataset` stay as the function has them.
     keep_io_types: False beside `precision="float16"` for float16 inputs and outputs where the
       function has float32 ones, as WebGPU takes them without conversion.
+    attention_nodes: True for an Attention in place of the products and the softmax of attention in
+      float32, for readers that have it; ONNX Runtime on a CPU takes the same time. From opset 23
+      on, which is the default then. Masks must be numbers of at most -1e30, or -inf.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
     samples: the number of random inputs of each kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
@@ -234,6 +240,7 @@ def save_model(
     inputs_as_nchw,
     outputs_as_nchw,
     keep_io_types,
+    attention_nodes,
   )
   return pipeline.exported(
     target, model, path, signatures=signatures, reference=reference, params=params, idioms=idioms

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,3 +55,34 @@ def are_equal(x: tf.Tensor, y: tf.Tensor) -> bool:
     {name: value for name, value in op.node_def.attr.items() if name[0] != "_"} for op in (one, two)
   ]
   return attributes[0] == attributes[1] and all(map(are_equal, one.inputs, two.inputs))
+
+
+def squeezed(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+  """x without these axes of size 1; of no axes TensorFlow would squeeze all."""
+  return tf.squeeze(x, axes) if axes else x
+
+
+def product_of(sizes: Sequence[Any], axes: Sequence[int]) -> Any:
+  """The number of elements along the axes, or None."""
+  along = [sizes[axis] for axis in axes]
+  return None if None in along else math.prod(along)
+
+
+def grouped(x: tf.Tensor, groups: Sequence[Sequence[int]]) -> tf.Tensor:
+  """x with one axis for each group of adjacent axes. Axes of size 1 need not be in a group."""
+  if list(groups) == [[axis] for axis in range(x.shape.rank)]:
+    return x
+  sizes: list[Any] = [product_of(x.shape.as_list(), axes) for axes in groups]
+  unknown = [i for i, size in enumerate(sizes) if size is None]
+  if len(unknown) > 1 and all(len(axes) < 2 for axes in groups):
+    kept = {axis for axes in groups for axis in axes}
+    x = squeezed(x, [axis for axis in range(x.shape.rank) if axis not in kept])
+    for i, axes in enumerate(groups):
+      x = x if axes else tf.expand_dims(x, i)
+    return x
+  if unknown:
+    counts = tf.shape(x, tf.int64)
+    for i in unknown[1:]:
+      sizes[i] = functools.reduce(operator.mul, [counts[axis] for axis in groups[i]])
+    sizes[unknown[0]] = -1
+  return tf.reshape(x, sizes)

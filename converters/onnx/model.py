@@ -35,6 +35,7 @@ from . import (
   protos,
   rows,
 )
+from .attention import Attentions
 from .parameters import Parameters
 from .replacements import TABLE
 from .rotary import Rotations
@@ -91,6 +92,7 @@ def translated(
   *,
   idioms: str,
   keeps_narrow: bool = True,
+  attention_nodes: bool = False,
 ) -> Translated:
   """Translates the signature to ONNX.
 
@@ -100,10 +102,12 @@ def translated(
     with_weights: whether the parameters become constants of the model, or inputs.
     idioms: as the signature was made.
     keeps_narrow: whether parameters of 4 and 8 bits stay so in the file.
+    attention_nodes: whether attention becomes Attention.
 
   Raises:
     ExportError: ONNX or tf2onnx lacks ops or dtypes.
-    ValueError: an input and an output have one name, or a node means something else in `opset`.
+    ValueError: an input and an output have one name, or a node means something else in `opset`;
+      there is no attention for `attention_nodes`.
   """
   taken = [*signature.record.inputs, *signature.record.outputs]
   if both := sorted({name for name in taken if taken.count(name) > 1}):
@@ -120,9 +124,19 @@ def translated(
     if idioms != "exact":
       table = table | Rotations(table).table()
     table = table | Sorting(table).table()
+    attentions = Attentions(table)
+    if attention_nodes:
+      table = table | attentions.table()
     function = bfloat16.held(narrow.held(signature.function))
     concrete = replay.frozen(function, table, bfloat16.HELD)
     newer = handlers.of_newer_opsets()
+  if attention_nodes and not attentions.count:
+    raise ArgumentError(
+      "attention_nodes",
+      True,
+      problem="the function has no attention that ONNX's Attention computes as JAX does",
+      advice="leave it out; docs/guide/exporters.md says which it is",
+    )
   definition = concrete.graph.as_graph_def()
   graphs.number_functions(definition)
   definition = _own_names(definition)

@@ -15,7 +15,14 @@ from . import protos
 
 OLDEST = 18  # the newest opset of tf2onnx 1.17
 # {node: the first opset that has it}
-SINCE = {"Gelu": 20, "RMSNormalization": 23, "RotaryEmbedding": 23, "BitCast": 26, "CumProd": 26}
+SINCE = {
+  "Gelu": 20,
+  "Attention": 23,
+  "RMSNormalization": 23,
+  "RotaryEmbedding": 23,
+  "BitCast": 26,
+  "CumProd": 26,
+}
 # Nodes of opset 18 that mean something else in {the first opset}.
 CHANGED = {"DFT": 20, "GridSample": 20, "GroupNormalization": 21}
 

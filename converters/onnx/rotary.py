@@ -12,10 +12,7 @@ and sin have each column twice. ONNX Runtime 1.32 takes 0.1 to 0.8 times as long
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +24,7 @@ from ..export import replay
 from ..export.replay import Replacement
 from . import opsets
 from .composites import composite
-from .matching import are_equal, is_last, known
+from .matching import are_equal, grouped, is_last, known, product_of
 from .replacements import same
 
 _ELEMENTWISE = ("Cast", "Cos", "Identity", "Neg", "Sin")
@@ -123,17 +120,17 @@ class _Rotation:
         rows, of_angles = [[], heads, positions, [last]], [[], positions, [last]]
       case [True, False, True], [batch, heads, positions]:
         rows, of_angles = [batch, heads, positions, [last]], [batch, positions, [last]]
-      case [True, False], [positions, heads] if n_heads := _product(sizes, heads):
+      case [True, False], [positions, heads] if n_heads := product_of(sizes, heads):
         rows, of_angles = [[], positions, [*heads, last]], [[], positions, [last]]
         attributes["num_heads"] = n_heads
-      case [False, True, False], [batch, positions, heads] if n_heads := _product(sizes, heads):
+      case [False, True, False], [batch, positions, heads] if n_heads := product_of(sizes, heads):
         rows, of_angles = [batch, positions, [*heads, last]], [positions, [last]]
         attributes["num_heads"] = n_heads
         by_position = True
       case _:
         return None
-    whole = _grouped(x, rows)
-    operands = [whole, *(_grouped(angle, of_angles) for angle in angles)]
+    whole = grouped(x, rows)
+    operands = [whole, *(grouped(angle, of_angles) for angle in angles)]
     if by_position:
       counts = tf.shape(whole, tf.int64)
       operands.append(tf.broadcast_to(tf.range(counts[1]), counts[:2]))
@@ -462,29 +459,3 @@ def _groups(sizes: Sequence[Any], of_angles: Sequence[Any]) -> list[tuple[bool, 
     else:
       groups.append((varies, [axis]))
   return groups
-
-
-def _product(sizes: Sequence[Any], axes: Sequence[int]) -> Any:
-  """The number of elements along the axes, or None."""
-  along = [sizes[axis] for axis in axes]
-  return None if None in along else math.prod(along)
-
-
-def _grouped(x: tf.Tensor, groups: Sequence[Sequence[int]]) -> tf.Tensor:
-  """x with one axis for each group of adjacent axes. Axes of size 1 need not be in a group."""
-  if list(groups) == [[axis] for axis in range(x.shape.rank)]:
-    return x
-  sizes: list[Any] = [_product(x.shape.as_list(), axes) for axes in groups]
-  unknown = [i for i, size in enumerate(sizes) if size is None]
-  if len(unknown) > 1 and all(len(axes) < 2 for axes in groups):
-    kept = {axis for axes in groups for axis in axes}
-    x = tf.squeeze(x, [axis for axis in range(x.shape.rank) if axis not in kept])
-    for i, axes in enumerate(groups):
-      x = x if axes else tf.expand_dims(x, i)
-    return x
-  if unknown:
-    counts = tf.shape(x, tf.int64)
-    for i in unknown[1:]:
-      sizes[i] = functools.reduce(operator.mul, [counts[axis] for axis in groups[i]])
-    sizes[unknown[0]] = -1
-  return tf.reshape(x, sizes)

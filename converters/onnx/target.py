@@ -80,6 +80,7 @@ class Onnx(Target[WrittenModel]):
     functions: "modules" for an ONNX function for each module.
     inputs_as_nchw, outputs_as_nchw: those that have the channels first in the file.
     keep_io_types: whether inputs and outputs stay float32 beside `precision`.
+    attention_nodes: whether attention becomes Attention.
   """
 
   name = TARGET
@@ -94,6 +95,7 @@ class Onnx(Target[WrittenModel]):
   inputs_as_nchw: Sequence[str] = ()
   outputs_as_nchw: Sequence[str] = ()
   keep_io_types: bool = True
+  attention_nodes: bool = False
 
   def check_path(self, path: Path) -> None:
     publish.check_file(path, self.overwrite, "model.onnx")
@@ -128,6 +130,15 @@ class Onnx(Target[WrittenModel]):
         "opset", self.opset, advice=f"give one from {opsets.OLDEST} to {newest}, the newest {of}"
       )
 
+    since = opsets.SINCE["Attention"]
+    if self.attention_nodes and self.opset is not None and self.opset < since:
+      raise ArgumentError(
+        "attention_nodes",
+        True,
+        problem=f"Attention is a node of opset {since} and newer",
+        advice=Text("give ", Argument("opset", since), ", or leave it out"),
+      )
+
   def accept(self, source: Source) -> None:
     super().accept(source)
     if scheme := self.quantization.scheme:
@@ -146,7 +157,15 @@ class Onnx(Target[WrittenModel]):
     in_file = layouts.channels_first(signature, self.inputs_as_nchw, self.outputs_as_nchw)
     # the quantizer and float16 read float32
     keeps_narrow = scheme.scheme is None and self.precision == FLOAT32
-    model = translated(in_file, self.opset, within, idioms=source.idioms, keeps_narrow=keeps_narrow)
+    since = opsets.SINCE["Attention"] if self.attention_nodes else None
+    model = translated(
+      in_file,
+      self.opset or since,
+      within,
+      idioms=source.idioms,
+      keeps_narrow=keeps_narrow,
+      attention_nodes=self.attention_nodes,
+    )
     if nchw := [*self.inputs_as_nchw, *self.outputs_as_nchw]:
       model.proto.metadata_props.add(key=layouts.NCHW, value=" ".join(nchw))
     if self.precision != FLOAT32:

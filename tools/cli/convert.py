@@ -38,6 +38,7 @@ _OPTIONS_OF = {
     "inputs_as_nchw",
     "outputs_as_nchw",
     "keep_io_types",
+    "attention_nodes",
   ),
 }
 
@@ -127,6 +128,12 @@ _OPTIONS_OF = {
   default=None,
   help="For onnx: inputs and outputs stay float32 beside --precision float16, which they do by "
   "default, or become float16.",
+)
+@click.option(
+  "--attention_nodes",
+  is_flag=True,
+  default=None,
+  help="For onnx: an Attention for each attention, from opset 23 on.",
 )
 @click.option("--with_gradient", is_flag=True, default=None, help="Store first derivatives.")
 @click.option(
