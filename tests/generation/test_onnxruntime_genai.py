@@ -17,13 +17,11 @@ import jax2tf
 from jax2tf.converters import generation
 from jax2tf.converters.generation import onnxruntime_genai, tokenizers
 from jax2tf.converters.generation.conversations import Conversation, Turn
+from tests.support import engines
 from tests.support import tiny_decoder as tiny
 
-# Two turns, and up to the end of the cache.
-TALKS: Sequence[Conversation] = [
-  (Turn(tuple(range(9)), 4), Turn(tuple(range(20, 28)), 4)),
-  (Turn(tuple(range(57)), 7),),
-]
+# Two turns, the second of several tokens, up to the end of the cache.
+TALKS: Sequence[Conversation] = [(Turn((7,), 30), Turn((8, 9, 10), 30))]
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +39,23 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
   return file
 
 
-@pytest.mark.parametrize("cache", ["shared", "growing"])
-def test_the_engine_has_jaxs_tokens(cache: str, tmp_path: Path) -> None:
+def test_the_engine_has_jaxs_tokens_with_a_shared_cache(tmp_path: Path) -> None:
   saved = generation.save(
     tiny.counting_decoder(stop_tokens=[1], start_token=2),
     tmp_path / "model",
     target="onnxruntime-genai",
-    cache=cache,
     conversations=TALKS,
   )
-  assert saved.report.agreement == {"ONNX Runtime GenAI": (15, 15)}
+  assert saved.report.agreement == {"ONNX Runtime GenAI": (60, 60)}
   config = json.loads((saved.path / "genai_config.json").read_text())
-  assert config["search"]["past_present_share_buffer"] == (cache == "shared")
-  assert config["model"]["eos_token_id"] == [1]
+  assert config["search"]["past_present_share_buffer"]
+  assert (config["model"]["eos_token_id"], config["model"]["bos_token_id"]) == ([1], 2)
+
+
+def test_the_engine_has_jaxs_tokens_with_a_growing_cache(tmp_path: Path) -> None:
+  decoder = tiny.decoder()
+  target = onnxruntime_genai.OnnxRuntimeGenAI(cache="growing")
+  assert engines.problems(target, decoder, tmp_path / "model", TALKS) == []
 
 
 def test_the_engine_reads_the_tokenizer_and_the_template(tokenizer: Path, tmp_path: Path) -> None:
