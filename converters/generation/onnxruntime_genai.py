@@ -28,7 +28,7 @@ from .target import Target
 NAME = "onnxruntime-genai"
 ENGINE = "ONNX Runtime GenAI"
 SHARED, GROWING = "shared", "growing"
-_MODEL = "model.onnx"
+_MODEL, _CONFIG = "model.onnx", "genai_config.json"
 # In bytes, of the parameters: larger ones stay outside of the graph while it is translated.
 _OUTSIDE = 10**7
 _SIZES = {"s": [1, 5], "p": [1, 7]}  # of the symbolic dimensions; nothing is compared at them
@@ -90,7 +90,7 @@ class OnnxRuntimeGenAI(Target):
     written = exporter.write(source, place, _MODEL)
     (signature,) = source.signatures.values()
     opened(written.model, written.path, signature)
-    (place / "genai_config.json").write_text(json.dumps(self._config(decoder), indent=2) + "\n")
+    (place / _CONFIG).write_text(json.dumps(self._config(decoder), indent=2) + "\n")
     tokenizers.write(decoder, place)
     return place
 
@@ -180,6 +180,20 @@ class OnnxRuntimeGenAI(Target):
       return [_generated(genai, model, decoder, each) for each in conversations]
 
     return {ENGINE: run}
+
+  def continued(self, path: Path, prompt: str, new: int) -> str:
+    genai = extra("onnxruntime_genai")
+    model = genai.Model(str(path))
+    tokenizer = genai.Tokenizer(model)
+    tokens = tokenizer.encode(prompt)
+    longest = json.loads((path / _CONFIG).read_text())["search"]["max_length"]
+    search = genai.GeneratorParams(model)
+    search.set_search_options(max_length=min(longest, len(tokens) + new), do_sample=False)
+    generator = genai.Generator(model, search)
+    generator.append_tokens(tokens)
+    while not generator.is_done():
+      generator.generate_next_token()
+    return str(tokenizer.decode(generator.get_sequence(0)[len(tokens) :]))
 
   def versions(self) -> dict[str, str]:
     return {name: extra(name).__version__ for name in ("onnxruntime", "onnxruntime_genai")}

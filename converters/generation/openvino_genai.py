@@ -166,6 +166,11 @@ class OpenvinoGenAI(Target):
     }
     return {"OpenVINO": run, **in_engine}
 
+  def continued(self, path: Path, prompt: str, new: int) -> str:
+    options = _greedy(new)
+    options.apply_chat_template = False  # OpenVINO 2026.4 puts any text into it by default
+    return str(_pipeline(path).generate(prompt, options))
+
   def versions(self) -> dict[str, str]:
     return {name: extra(name).__version__ for name in ("openvino", "openvino_genai")}
 
@@ -295,24 +300,35 @@ def _in_openvino(
   return [loops.loop(session(), each) for each in conversations]
 
 
+def _pipeline(folder: Path, **options: str) -> Any:
+  openvino()
+  return extra("openvino_genai").LLMPipeline(str(folder), "CPU", **options, **_IN_FLOAT32)
+
+
+def _greedy(new: int) -> Any:
+  """The configuration of a greedy loop of `new` tokens at most."""
+  options = extra("openvino_genai").GenerationConfig()
+  options.do_sample, options.max_new_tokens = False, new
+  return options
+
+
 def _in_engine(
   decoder: Decoder, folder: Path, backend: str, conversations: Sequence[Conversation]
 ) -> list[Generated]:
   """The engine's own loop. In a later turn it gets the whole text, as its chats give it."""
-  genai, ov = extra("openvino_genai"), openvino()
+  ov = openvino()
   try:
-    pipeline = genai.LLMPipeline(str(folder), "CPU", ATTENTION_BACKEND=backend, **_IN_FLOAT32)
+    pipeline = _pipeline(folder, ATTENTION_BACKEND=backend)
   except RuntimeError as error:
     raise ExportError(NAME, f"{ENGINE} cannot open the model with {backend}: {error}") from error
-  options = genai.GenerationConfig()
-  options.do_sample, options.ignore_eos = False, True
   generated = []
   for conversation in conversations:
     text: list[int] = []
     turns: list[tuple[int, ...]] = []
     for turn in conversation:
       text += turn.prompt
-      options.max_new_tokens = turn.new
+      options = _greedy(turn.new)
+      options.ignore_eos = True
       answer = pipeline.generate(ov.Tensor(np.asarray([text], np.int64)), options)
       turns.append(tuple(map(int, answer.tokens[0])))
       text += turns[-1]

@@ -88,6 +88,7 @@ def test_the_engine_reads_the_tokenizer_and_the_template(tokenizer: Path, tmp_pa
     json.dumps([{"role": "user", "content": "hello"}])
   )
   assert text == "hello<end>"
+  assert generation.run(folder, "hello", target="onnxruntime-genai", new=3)
 
 
 @pytest.mark.parametrize(
