@@ -50,6 +50,7 @@ PACKAGES = {
   "prometheus_client": "",
   "psutil": "",
   "pyarrow": "",
+  "qwix": "",
   "ray": "ray[serve-grpc]",
   "safetensors": "",
   "sentencepiece": "",
