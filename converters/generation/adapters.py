@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -138,14 +138,7 @@ def from_flax_nnx(model: Any, **fields: Any) -> Decoder:
   nnx = importlib.import_module("flax.nnx")
   if "init_cache" not in fields:
     return _with_own_cache(nnx, model, fields)
-  graph, params, rest = nnx.split(model, nnx.Param, ...)
-
-  def step(
-    params: Any, tokens: jax.Array, positions: jax.Array, cache: Any, mask: jax.Array
-  ) -> Any:
-    return _masked(nnx.merge(graph, params, rest), tokens, positions, cache, mask=mask)
-
-  return Decoder(**{"step": step, "params": params, **fields})
+  return _of_nnx(model, _masked, fields)
 
 
 def from_gemma(model: Any, params: Any, **fields: Any) -> Decoder:
@@ -210,9 +203,11 @@ def from_tunix(model: Any, *, dtype: Any = jnp.float32, **fields: Any) -> Decode
       for layer in range(config.num_layers)
     }
 
-  return from_flax_nnx(
-    model, **{"init_cache": init_cache, "rules": {"end_index": "start"}, **fields}
-  )
+  def call(model: Any, tokens: jax.Array, positions: jax.Array, cache: Any, mask: jax.Array) -> Any:
+    return model(tokens, positions, cache, mask)
+
+  rules = {"end_index": "start"}
+  return _of_nnx(model, call, {"init_cache": init_cache, "rules": rules, **fields})
 
 
 def from_bonsai(
@@ -259,6 +254,19 @@ def from_bonsai(
       **fields,
     }
   )
+
+
+def _of_nnx(model: Any, call: Callable[..., Any], fields: Mapping[str, Any]) -> Decoder:
+  """The decoder of a model that is called as `call(model, tokens, positions, cache, mask=mask)`."""
+  nnx = importlib.import_module("flax.nnx")
+  graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+  def step(
+    params: Any, tokens: jax.Array, positions: jax.Array, cache: Any, mask: jax.Array
+  ) -> Any:
+    return call(nnx.merge(graph, params, rest), tokens, positions, cache, mask=mask)
+
+  return Decoder(**{"step": step, "params": params, **fields})
 
 
 def _with_own_cache(nnx: Any, model: Any, fields: dict[str, Any]) -> Decoder:

@@ -31,7 +31,7 @@ Pieces: TypeAlias = Callable[[int], Sequence[int]]
 
 # Of `Whole`: a longer text is read in pieces of this size, so that logits of all its tokens need
 # no more memory than those of such a piece.
-_LONGEST = 1024
+_LONGEST = 512
 
 
 class Reference(Protocol):
@@ -131,6 +131,7 @@ def _sessions(decoder: Decoder, cut: Pieces, *, by_rules: bool = False) -> Calla
       decoder.check_rows_only()
       cache = decoder.cache.split(cache)
     cache = jax.tree.map(jnp.array, cache)  # a copy, for the step takes the buffers over
+    params = jax.tree.map(jnp.asarray, decoder.params)  # JAX would copy NumPy's at each call
     read = 0
 
     def session(tokens: Sequence[int]) -> np.ndarray:
@@ -139,7 +140,7 @@ def _sessions(decoder: Decoder, cut: Pieces, *, by_rules: bool = False) -> Calla
       for size in cut(len(tokens)):
         piece = np.asarray(tokens[begin : begin + size], np.int32)[None]
         positions = np.arange(read, read + size, dtype=np.int32)[None]
-        last, cache = step(decoder.params, piece, positions, cache)
+        last, cache = step(params, piece, positions, cache)
         begin, read = begin + size, read + size
       return np.asarray(last)
 
