@@ -60,13 +60,18 @@ def _late(
   params: Any, tokens: jax.Array, positions: jax.Array, cache: Any, mask: jax.Array
 ) -> tuple[jax.Array, Any]:
   """As `tiny.sums_step`; besides, it reads the rows behind the prompt before and after it has
-  written rows, in the cache that it got. The difference is 0."""
+  written rows, in the cache that it got. The difference is 0.
+
+  A scatter, because LiteRT 2.3 keeps the operand of a DYNAMIC_UPDATE_SLICE while it is in use.
+  """
   behind = (jnp.arange(tiny.CONTEXT) >= positions[0, 0])[:, None]
   early = jnp.sum(cache["k"] * behind)
   logits, after = tiny.sums_step(params, tokens, positions, cache, mask)
-  behind &= jnp.isfinite(jnp.max(logits))  # so that it comes after the logits
+  written = cache["k"].at[:, positions[0]].set(params[tokens])
+  behind &= jnp.isfinite(jnp.max(written))  # so that it comes after the rows
   late = jnp.sum(jnp.where(behind, cache["k"], 0))
-  return logits + 1000 * (late - early) * jnp.arange(tiny.VOCABULARY), after
+  moved = logits + 1000 * (late - early) * jnp.arange(tiny.VOCABULARY)
+  return moved, {**after, "k": written}
 
 
 def _rows(decoder: Decoder, file: Path, *, one_buffer: bool) -> list[report.Row]:
