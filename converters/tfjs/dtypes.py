@@ -22,6 +22,18 @@ HELD: Mapping[tf.DType, tf.DType] = {
   **dict.fromkeys((tf.float16, tf.bfloat16, tf.float64), tf.float32),
 }
 WIDE = (tf.int64, tf.uint64)
+_READS_WORDS = ("StatelessRandomUniformFullIntV2",)
+# Ops whose first operand has all elements of the result.
+_MOVES = (
+  "Reshape",
+  "ExpandDims",
+  "Squeeze",
+  "StridedSlice",
+  "GatherV2",
+  "Identity",
+  "BroadcastTo",
+  "Transpose",
+)
 _LEAST = -(2**31)
 _POWERS = np.array([*(2**k for k in range(31)), _LEAST], np.int32)
 
@@ -82,24 +94,40 @@ def is_exact(tensor: tf.Tensor) -> bool:
     )
   if op.type in ("ArgMax", "ArgMin", "Shape", "Size", "Rank"):
     return True
-  if op.type in (
-    "Reshape",
-    "ExpandDims",
-    "Squeeze",
-    "StridedSlice",
-    "GatherV2",
-    "Identity",
-    "BroadcastTo",
-    "Transpose",
-    "RightShift",
-  ):
+  if op.type in (*_MOVES, "RightShift"):
     return all(is_exact(x) for x in op.inputs if x.dtype in WIDE)
   if op.type == "Range":  # a limit beyond int32 exceeds the number of elements of any TF.js tensor
     start, _, delta = op.inputs
     return is_exact(start) and is_exact(delta)
+  if op.type == "Minimum" and is_bounded_index(op):
+    return True
   if op.type in ("Maximum", "Minimum", "ConcatV2", "Pack", "SelectV2"):
     return all(is_exact(x) for x in op.inputs if x.dtype in WIDE)
   return is_size(tensor)
+
+
+def is_bounded_index(op: tf.Operation) -> bool:
+  """Whether a Minimum of the original graph is that of a uint32, cast to 64 bits, and a bound from
+  0 on, as of an index."""
+  index, bound = op.inputs
+  while index.op.type in _MOVES:
+    index = index.op.inputs[0]
+  is_index = index.op.type == "Cast" and index.op.inputs[0].dtype == tf.uint32
+  value = tf.get_static_value(bound)
+  return is_index and value is not None and bool(np.all((value >= 0) & (value < 2**31)))
+
+
+def bounded_index(index: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
+  """The Minimum of `is_bounded_index`, of held operands."""
+  return tf.where(index < 0, bound, tf.minimum(index, bound))
+
+
+def are_words_enough(op: tf.Operation) -> bool:
+  """Whether u64[n] may be held as i32[n, 2], its words: if only generators of random bits read
+  it."""
+  readers = op.outputs[0].consumers()
+  is_result = any(y is op.outputs[0] for y in getattr(op.graph, "outputs", ()))
+  return bool(readers) and not is_result and all(x.type in _READS_WORDS for x in readers)
 
 
 def _known(x: tf.Tensor, test: Callable[[Any], Any]) -> bool:

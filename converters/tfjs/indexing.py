@@ -13,7 +13,7 @@ from ..export.registry import replaces
 from ..export.replay import Replacement
 from ..export.scatters import Rows, is_zeros, summed
 from . import dtypes as ints
-from .rule import guarded, one, refused, same
+from .rule import guarded, held, one, refused, same
 
 
 def scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacement:
@@ -122,6 +122,20 @@ def gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) 
   result = tf.transpose(gathered, [*range(batch), *between, *range(batch, count), *after])
   result.set_shape(op.outputs[0].shape)
   return [result]
+
+
+def reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
+  """A TensorList as one tensor of its rows."""
+  dtype = held(op.get_attr("element_dtype"))
+  if dtype not in (tf.float32, tf.int32, tf.bool) or element_shape.shape.rank != 1:
+    return refused(
+      op,
+      f"a list of {op.get_attr('element_dtype').name}, or of elements of a rank that is not known",
+    )
+  # A size that is unknown before the first element is set, -1, becomes 1; setting the element
+  # broadcasts it.
+  sizes = tf.where(element_shape < 0, 1, tf.cast(element_shape, tf.int32))
+  return [tf.fill(tf.concat([tf.reshape(count, [1]), sizes], 0), tf.zeros([], dtype))]
 
 
 def with_list_item(

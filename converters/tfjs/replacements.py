@@ -104,6 +104,12 @@ def _extreme(of_floats: Callable[..., tf.Tensor]) -> Replacement:
   )
 
 
+def _minimum(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
+  if ints.is_bounded_index(op):
+    return [ints.bounded_index(x, y)]
+  return _extreme(floats.minimum)(op, x, y)
+
+
 def _reduction(empty: float, modular: bool) -> Replacement:
   """A reduction of no elements returns `empty`; the wasm kernels return uninitialised memory."""
   on_integers: Replacement = one(_modular) if modular else _ordered(True)
@@ -207,6 +213,8 @@ def _bitcast(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
   source, dtype = op.inputs[0].dtype, op.outputs[0].dtype
   if source.size == dtype.size and source.is_integer and dtype.is_integer:
     return [ints.wrapped(x, dtype)]
+  if source == tf.uint32 and dtype == tf.uint64 and ints.are_words_enough(op):
+    return [x]
   if source == tf.float32 and dtype in (tf.int32, tf.uint32):
     return [ints.bits_of_float(x)]
   if dtype == tf.float32 and source in (tf.int32, tf.uint32):
@@ -304,20 +312,6 @@ def _sign(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
   return refused(op, TOO_WIDE) if is_wide(op) else same(op, x)
 
 
-def _reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
-  """A TensorList as one tensor of its rows."""
-  dtype = held(op.get_attr("element_dtype"))
-  if dtype not in (tf.float32, tf.int32, tf.bool) or element_shape.shape.rank != 1:
-    return refused(
-      op,
-      f"a list of {op.get_attr('element_dtype').name}, or of elements of a rank that is not known",
-    )
-  # A size that is unknown before the first element is set, -1, becomes 1; setting the element
-  # broadcasts it.
-  sizes = tf.where(element_shape < 0, 1, tf.cast(element_shape, tf.int32))
-  return [tf.fill(tf.concat([tf.reshape(count, [1]), sizes], 0), tf.zeros([], dtype))]
-
-
 _replaces_each = functools.partial(replaces_each, on="tfjs")
 _replaces_each(
   {"Const": _constant, "Cast": _cast},
@@ -347,7 +341,7 @@ _replaces_each(
 _replaces_each(
   {
     "Maximum": guarded(_extreme(floats.maximum)),
-    "Minimum": guarded(_extreme(floats.minimum)),
+    "Minimum": guarded(_minimum),
     "ClipByValue": one(_clip),
   }
   | {"Relu6": one(lambda op, x: _clip(op, x, tf.constant(0, x.dtype), tf.constant(6, x.dtype)))},
@@ -413,7 +407,7 @@ _replaces_each(
 )
 _replaces_each(
   {
-    "TensorListReserve": _reserved_list,
+    "TensorListReserve": indexing.reserved_list,
     "TensorListFromTensor": lambda op, x, element_shape: [x],
     "TensorListSetItem": indexing.with_list_item,
     "TensorListGetItem": lists.item_of,
@@ -442,9 +436,6 @@ _replaces_each(
     "Lgamma": _on_floats(floats.lgamma),
   },
   because="TF.js 4.22: no such op",
-)
-_replaces_each(
-  {"StatelessRandomUniformFullIntV2": _lacking}, because="TF.js 4.22: no key of 64 bits"
 )
 
 

@@ -93,7 +93,7 @@ def test_decompositions(shape: tuple[int, int], exporter: Any, tmp_path: Path) -
 
 
 def test_qr_least_squares_and_exponentials(tmp_path: Path) -> None:
-  """With LAPACK's signs. TF.js lacks the integers of 64 bits of `expm`."""
+  """With LAPACK's signs."""
 
   def fun(_: Any, x: jax.Array, b: jax.Array) -> list[jax.Array]:
     solution, _, rank, singular = jnp.linalg.lstsq(x, b)

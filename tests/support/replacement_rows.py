@@ -94,6 +94,7 @@ def row(op: str, *operands: Any, **attributes: Any) -> Row:
 
 def rows() -> Iterator[Row]:
   """All of them."""
+  yield from _unsigned_indices()
   yield from _of_floats()
   yield from _of_integers()
   yield from _reductions()
@@ -350,6 +351,15 @@ def _random_bits() -> Iterator[Row]:
   most = 2**32 - 1  # so that counters carry
   words = np.array([[1, 2], [most, most], [most, 7]], np.uint32)
   yield Row("StatelessRandomUniformFullIntV2", bits, (words,))
+
+
+def _unsigned_indices() -> Iterator[Row]:
+  def bounded(x: tf.Tensor) -> tf.Tensor:
+    index = tf.expand_dims(tf.cast(x, tf.int64), 0)
+    inside = tf.maximum(tf.constant(0, tf.int64), tf.minimum(index, tf.constant(5, tf.int64)))
+    return tf.cast(inside, tf.int32)
+
+  yield Row("Minimum", bounded, (np.array([0, 4, 5, 6, 2**31, 2**32 - 1], np.uint32),))
 
 
 def _scatters() -> Iterator[Row]:

@@ -36,11 +36,9 @@ def _full_int(
 
 
 def _words(x: tf.Tensor, n: int) -> list[tf.Tensor]:
-  """x u64[n] -> u32[] * 2 n, the low word of each number first."""
-  # as they were before a rule joined them: not all targets have integers of 64 bits
-  joined = x.op.type == "Bitcast" and x.op.inputs[0].dtype == tf.uint32
-  words = x.op.inputs[0] if joined else tf.bitcast(x, tf.uint32)
-  return tf.unstack(tf.reshape(words, [2 * n]))
+  """x u64[n], or i32[n, 2] in a target that holds its words -> u32[] * 2 n, the low word of each
+  number first."""
+  return tf.unstack(tf.reshape(tf.bitcast(x, tf.uint32), [2 * n]))
 
 
 def _blocks(
