@@ -40,12 +40,7 @@ ONE_PYTHON = {
   "tests/converters/test_linear_algebra.py": "TensorFlow's ops, expanded",
   "tests/converters/test_on_disk.py": "files, and when they are there",
   "tests/converters/test_gamma_functions.py": "TensorFlow's ops, expanded",
-  "tests/converters/test_onnx_attention.py::test_masks_of_whole_rows_have_the_values_of_jax[sym": (
-    "the other row has static sizes"
-  ),
-  "tests/converters/test_onnx_rotary.py::test_each_spelling_is_one_node[t": (
-    "the other row has static sizes"
-  ),
+  "tests/converters/test_onnx_attention.py": "masks, and what ONNX Runtime makes of them",
   "tests/converters/test_onnx_functions.py": "names of nodes; other tests have their values",
   "tests/converters/test_onnx_layouts.py": "files",
   "tests/converters/test_onnx_opsets.py": "files",

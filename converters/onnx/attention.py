@@ -15,8 +15,8 @@ JAX returns the mean of v, or NaN of -inf. So masks are added as numbers that ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from ..export.replay import Replacement
 from . import opsets
+from .atoms import Atom, Axis, axis_of, leaves_of, regrouped, size_of
 from .composites import composite
 from .matching import grouped, squeezed
 from .replacements import same
@@ -34,37 +35,6 @@ _MOVES = ("Reshape", "Transpose", "Squeeze", "ExpandDims")
 _ABSORBS = -1e30
 _MASKED = float(np.float32(-0.7 * np.finfo(np.float32).max))  # as jax.nn has it
 _LEAST = -3e38  # above the least float32
-
-
-@dataclass(eq=False)
-class _Atom:
-  """Adjacent elements of an axis, of which an axis may have several.
-
-  Attributes:
-    size: None if it is unknown.
-    parts: the atoms into which a reshape has cut it.
-  """
-
-  size: int | None
-  parts: list[_Atom] = field(default_factory=list)
-
-  def leaves(self) -> Iterator[_Atom]:
-    """The atoms that it consists of, uncut."""
-    if not self.parts:
-      yield self
-    for part in self.parts:
-      yield from part.leaves()
-
-
-_Axis = list[_Atom]
-
-
-def _leaves(axis: Sequence[_Atom]) -> list[_Atom]:
-  return [leaf for atom in axis for leaf in atom.leaves()]
-
-
-def _axis(size: int | None) -> _Axis:
-  return [] if size == 1 else [_Atom(size)]
 
 
 @dataclass
@@ -81,12 +51,12 @@ class _Scores:
     is_softmax: whether the Softmax is behind.
   """
 
-  axes: list[_Axis]
+  axes: list[Axis]
   scale: float = 1.0
   cap: float = 0.0
   has_tanh: bool = False
-  addend: tuple[tf.Tensor, list[_Axis]] | None = None
-  mask: tuple[tf.Tensor, list[_Axis]] | None = None
+  addend: tuple[tf.Tensor, list[Axis]] | None = None
+  mask: tuple[tf.Tensor, list[Axis]] | None = None
   fill: float = 0.0
   is_softmax: bool = False
 
@@ -126,7 +96,7 @@ class _Scores:
         return False
       self.axes = [self.axes[i] for i in order]
       return True
-    moved = _regrouped(self.axes, op.outputs[0].shape.as_list())
+    moved = regrouped(self.axes, op.outputs[0].shape.as_list())
     self.axes = moved or []
     return moved is not None
 
@@ -200,28 +170,30 @@ def _attention(weights: tf.Tensor, v: tf.Tensor, *, has_keys_last: bool) -> tf.T
     return None
   if v.shape[-1] != q.shape[-1] or q.shape[-1] is None:
     return None
-  outer, queries, keys = [_axis(n) for n in batch], _axis(n_queries), _axis(n_keys)
+  outer, queries, keys = [axis_of(n) for n in batch], axis_of(n_queries), axis_of(n_keys)
   scores = _Scores([*outer, queries, keys])
   before, of_keys = product, None
   for op in others:
     if not scores.follows(op, before):
       return None
     if op.type == "Softmax":
-      of_keys = _leaves(scores.axes[-1])
+      of_keys = leaves_of(scores.axes[-1])
     before = op
   if of_keys is None or not scores.is_capped:
     return None
   # ONNX Runtime 1.26 adds the mask before the tanh, as the standard had it.
   if scores.cap and (scores.addend or scores.mask):
     return None
-  if of_keys != _leaves(keys):  # the product is of keys and queries
+  if of_keys != leaves_of(keys):  # the product is of keys and queries
     q, k, queries, keys = k, q, keys, queries
-  *of_batch, rows, columns = map(_leaves, scores.axes)
+  *of_batch, rows, columns = map(leaves_of, scores.axes)
   rows, columns = (rows, columns) if has_keys_last else (columns, rows)
-  is_batch = [leaf for axis in of_batch for leaf in axis] == _leaves([a for x in outer for a in x])
-  if of_keys != _leaves(keys) or columns != of_keys or not is_batch:
+  is_batch = [leaf for axis in of_batch for leaf in axis] == leaves_of(
+    [a for x in outer for a in x]
+  )
+  if of_keys != leaves_of(keys) or columns != of_keys or not is_batch:
     return None
-  if v.shape[-2] not in (None, k.shape[-2]) or {*rows} != {*_leaves(queries)}:
+  if v.shape[-2] not in (None, k.shape[-2]) or {*rows} != {*leaves_of(queries)}:
     return None
   return _Call(q, k, v, outer, queries, keys, rows).node(scores)
 
@@ -234,14 +206,14 @@ class _Call:
   q: tf.Tensor
   k: tf.Tensor
   v: tf.Tensor
-  outer: list[_Axis]
-  queries: _Axis
-  keys: _Axis
-  rows: list[_Atom]
+  outer: list[Axis]
+  queries: Axis
+  keys: Axis
+  rows: list[Atom]
 
   def node(self, scores: _Scores) -> tf.Tensor | None:
     """f32[*outer,rows,d]; None if it cannot be written."""
-    queries = _leaves(self.queries)
+    queries = leaves_of(self.queries)
     heads, times = [], self.rows
     if self.rows != queries:  # several heads of queries for each of keys
       heads, times = self.rows[:-1], self.rows[-1:]
@@ -261,10 +233,10 @@ class _Call:
     )
     operands = [whole_q, whole_k, whole_v]
     places = [
-      _leaves([atom for axis in batch for atom in axis]),
-      [*_leaves(of_keys), *heads],
+      leaves_of([atom for axis in batch for atom in axis]),
+      [*leaves_of(of_keys), *heads],
       list(times),
-      _leaves(self.keys),
+      leaves_of(self.keys),
     ]
     if scores.addend or scores.mask:
       bias = _bias(scores, places, whole_q, whole_k)
@@ -277,11 +249,11 @@ class _Call:
     result = composite("Attention", operands, **attributes)
     return self._as_rows(result, q, n_heads)
 
-  def _in_order(self, heads: Sequence[_Atom]) -> tf.Tensor | None:
+  def _in_order(self, heads: Sequence[Atom]) -> tf.Tensor | None:
     """q f32[*outer,*heads,times,d]."""
     if not heads:
       return self.q
-    rank, queries = len(self.outer), _leaves(self.queries)
+    rank, queries = len(self.outer), leaves_of(self.queries)
     sizes = [leaf.size for leaf in queries]
     if sizes.count(None) > 1:
       return None
@@ -362,52 +334,8 @@ def _number(x: tf.Tensor) -> float | None:
   return float(value.flat[0]) if (value == value.flat[0]).all() else None
 
 
-def _regrouped(axes: Sequence[_Axis], sizes: Sequence[int | None]) -> list[_Axis] | None:
-  """The atoms by the axes of a tensor of these sizes, in the same order; None if they do not fit
-  it. Of an axis of unknown size the last atom is of unknown size."""
-  waiting = _leaves([atom for axis in axes for atom in axis])[::-1]
-  result: list[_Axis] = []
-  for size in sizes:
-    last = result[-1][-1] if result and result[-1] else None
-    is_next = bool(waiting) and waiting[-1].size is not None
-    if size is None:
-      axis: _Axis = []
-      while waiting and waiting[-1].size is not None:
-        axis.append(waiting.pop())
-      if not waiting:
-        return None
-      axis.append(waiting.pop())
-    elif size > 1 and not is_next and last is not None and last.size is None:
-      first, second = last.parts = [_Atom(None), _Atom(size)]
-      result[-1][-1], axis = first, [second]
-    elif (cut := _cut(waiting, size)) is not None:
-      axis = cut
-    else:
-      return None
-    result.append(axis)
-  return None if waiting else result
-
-
-def _cut(waiting: list[_Atom], size: int) -> _Axis | None:
-  """The last atoms that wait, which have this size in all; the last of them may be cut in two."""
-  axis: _Axis = []
-  while size > 1:
-    atom = waiting.pop() if waiting else None
-    if atom is None or atom.size is None:
-      return None
-    if atom.size > size and atom.size % size == 0:
-      first, second = atom.parts = [_Atom(size), _Atom(atom.size // size)]
-      waiting.append(second)
-      return [*axis, first]
-    if size % atom.size:
-      return None
-    size //= atom.size
-    axis.append(atom)
-  return axis
-
-
 def _bias(
-  scores: _Scores, places: Sequence[Sequence[_Atom]], q: tf.Tensor, k: tf.Tensor
+  scores: _Scores, places: Sequence[Sequence[Atom]], q: tf.Tensor, k: tf.Tensor
 ) -> tf.Tensor | None:
   """f32[b,h,t,s], of which the first two sizes may be 1, that is added to the scores.
 
@@ -433,16 +361,16 @@ def _bias(
 
 
 def _placed(
-  x: tf.Tensor, axes: Sequence[_Axis], places: Sequence[Sequence[_Atom]]
+  x: tf.Tensor, axes: Sequence[Axis], places: Sequence[Sequence[Atom]]
 ) -> tf.Tensor | None:
   """x, aligned with scores of these axes, with an axis of the size or of 1 for each place."""
   x = _padded(_unrepeated(x), len(axes))
-  leaves: list[_Atom] = []
+  leaves: list[Atom] = []
   for size, axis in zip(x.shape.as_list(), axes, strict=True):
-    own = _leaves(axis)
+    own = leaves_of(axis)
     if size == 1:
       continue
-    if not own or size != _size_of(own):
+    if not own or size != size_of(own):
       return None
     leaves += own
   sizes = [leaf.size for leaf in leaves]
@@ -464,11 +392,6 @@ def _placed(
     groups.append(list(range(start, start + len(present))))
     start += len(present)
   return grouped(x, groups)
-
-
-def _size_of(leaves: Sequence[_Atom]) -> int | None:
-  known = [leaf.size for leaf in leaves]
-  return None if None in known else math.prod(n for n in known if n)
 
 
 def _padded(x: tf.Tensor, rank: int) -> tf.Tensor:
