@@ -8,9 +8,10 @@ constraints; the formulas are jaxprs, lowered by the same rules as the user's eq
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -32,6 +33,19 @@ Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 # (a jaxpr, sizes of any integer type) -> its results
 Lower = Callable[..., list[tf.Tensor]]
 
+_checks_sizes: contextvars.ContextVar[bool] = contextvars.ContextVar("checks_sizes", default=True)
+
+
+@contextlib.contextmanager
+def without_checks() -> Iterator[None]:
+  """For graphs that are made inside, whose reader drops the assertions on sizes that are known only
+  when the graph runs."""
+  token = _checks_sizes.set(False)
+  try:
+    yield
+  finally:
+    _checks_sizes.reset(token)
+
 
 @dataclass(frozen=True, eq=False)
 class Dimensions:
@@ -39,7 +53,7 @@ class Dimensions:
 
   Attributes:
     solution: variable -> expression over the named argument sizes.
-    constraints: JAX's conditions on these sizes.
+    constraints: JAX's conditions on these sizes; None without checks.
     sizes: (name, argument index, axis) of each size that an expression may use.
   """
 
@@ -65,8 +79,11 @@ class Dimensions:
     scalars.
 
     Asserts the constraints: with SizeError for what is static, with InvalidArgumentError when the
-    graph runs for the rest.
+    graph runs for the rest, unless `without_checks` leaves that out.
     """
+    known = self._known([x.shape for x in operands])
+    if self.constraints is not None and not _checks_sizes.get() and not any(known):
+      return self._without_checks().values(operands, lower)
     shape_of = functools.cache(lambda argument: tf.shape(operands[argument]))
     vector = functools.cache(lambda n: tf.constant([n]))
 
@@ -76,8 +93,12 @@ class Dimensions:
         shape_of(argument), vector(axis), vector(axis + 1), vector(1), shrink_axis_mask=1
       )
 
-    known = self._known([x.shape for x in operands])
     sizes = zip(known, self.sizes, strict=True)
+    if self.constraints is None and (direct := self._direct()) is not None:
+      scope = scopes.scope_here()
+      return DimensionValues(
+        {v: _Later(scope, functools.partial(size_of, *where)) for v, where in direct.items()}, lower
+      )
     return self.values_of(
       [size_of(argument, axis) if size is None else size for size, (_, argument, axis) in sizes],
       lower,
@@ -93,6 +114,19 @@ class Dimensions:
     return DimensionValues(
       {v: _narrow(next(results)) if size is None else size for v, size in variables.items()}, lower
     )
+
+  def _without_checks(self) -> Dimensions:
+    """The same from the sizes that the solution needs."""
+    needed = frozenset[str]().union(*map(shape_poly.dimension_variables, self.solution.values()))
+    sizes = tuple(size for size in self.sizes if size[0] in needed)
+    return replace(self, constraints=None, sizes=sizes)
+
+  def _direct(self) -> dict[str, tuple[int, int]] | None:
+    """{variable: the argument and the axis whose size it is}; None if some are not just sizes."""
+    places = {name: (argument, axis) for name, argument, axis in self.sizes}
+    found = {v: places.get(str(expression)) for v, expression in self.solution.items()}
+    direct = {v: where for v, where in found.items() if where is not None}
+    return direct if len(direct) == len(found) else None
 
   def _known(self, shapes: Sequence[Any]) -> tuple[int | None, ...]:
     # TensorFlow 1 has an object for each size.
@@ -115,7 +149,8 @@ def _formula(
       for size, (name, _, _) in zip(known, dimensions.sizes, strict=True)
     }
     try:
-      shape_poly.check_constraints(dimensions.constraints, sizes)
+      if dimensions.constraints is not None:
+        shape_poly.check_constraints(dimensions.constraints, sizes)
     except ValueError as error:
       raise SizeError(str(error)) from None
     values = {v: shape_poly.evaluate_dimension(e, sizes) for v, e in dimensions.solution.items()}
@@ -130,18 +165,36 @@ def _formula(
   return jaxpr, variables
 
 
+@dataclass(frozen=True)
+class _Later:
+  """A size that is computed in a scope, if it is needed."""
+
+  scope: scopes.Scope | None
+  compute: Callable[[], Size]
+
+  def __call__(self) -> Size:
+    with _inside(self.scope):
+      return self.compute()
+
+
+def _inside(scope: scopes.Scope | None) -> contextlib.AbstractContextManager[Any]:
+  """Makes ops in the scope."""
+  is_here = scope in (None, scopes.scope_here())
+  return contextlib.nullcontext() if scope is None or is_here else scope.entered()
+
+
 class DimensionValues:
   """Values of symbolic dimensions in the graph of one lowering, each computed once.
 
   They are computed in the outermost graph, which the bodies of loops and branches capture. Computed
   inside a body, they could not be used outside.
 
-  Attributes:
+  Args:
     variables: name -> value.
   """
 
-  def __init__(self, variables: dict[str, Size], lower: Lower):
-    self.variables = variables
+  def __init__(self, variables: Mapping[str, Size | _Later], lower: Lower):
+    self._variables = dict(variables)
     self._lower = lower
     self._scope = scopes.scope_here()
     self._dims: dict[Any, Size] = {}
@@ -150,6 +203,17 @@ class DimensionValues:
     self._shapes: dict[tuple[Any, ...], list[int] | tf.Tensor] = {}
     self._constant_shapes: dict[tuple[tf.Graph, tuple[int, ...]], tf.Tensor] = {}
     self._constant = functools.cache(tf.constant)
+
+  @property
+  def variables(self) -> dict[str, Size]:
+    """{name: value}."""
+    return {name: self._variable(name) for name in self._variables}
+
+  def _variable(self, name: str) -> Size:
+    size = self._variables[name]
+    if isinstance(size, _Later):
+      self._variables[name] = size = size()
+    return size
 
   def __call__(self, dim: Any) -> Size:
     if not is_symbolic_dim(dim):
@@ -214,11 +278,17 @@ class DimensionValues:
     """The dimensions as ints, None for those known only when the graph runs."""
     if all(type(d) is int for d in dims):
       return tuple(dims)
-    return tuple(size if isinstance(size := self(d), int) else None for d in dims)
+    return tuple(map(self._static_size, dims))
+
+  def _static_size(self, dim: Any) -> int | None:
+    sizes = [self._variables[name] for name in shape_poly.dimension_variables(dim)]
+    if any(isinstance(size, _Later) for size in sizes):
+      return None
+    return size if isinstance(size := self(dim), int) else None
 
   def also(self, sizes: dict[str, Size]) -> DimensionValues:
     """The same with more variables, whose values belong to the current graph."""
-    return DimensionValues(self.variables | sizes, self._lower) if sizes else self
+    return DimensionValues(self._variables | sizes, self._lower) if sizes else self
 
   def in_current_graph(self) -> DimensionValues:
     """The same variables, in the current graph, which may be that of a backward pass."""
@@ -241,21 +311,17 @@ class DimensionValues:
 
   def _evaluate(self, dim: Any, dtype: Any = np.int32) -> Size:
     names = sorted(shape_poly.dimension_variables(dim))
-    sizes = [self.variables[name] for name in names]
+    sizes = [self._variable(name) for name in names]
     if all(isinstance(size, int) for size in sizes):
       return int(shape_poly.evaluate_dimension(dim, dict(zip(names, sizes, strict=True))))
-    if str(dim) in self.variables:
-      return self.variables[str(dim)]
+    if str(dim) in self._variables:
+      return self._variable(str(dim))
     jaxpr = _dimension_jaxpr(dim, tuple(names), dtype)
     with self._outermost():
       return self._lower(jaxpr, *map(tf.convert_to_tensor, sizes))[0]
 
   def _outermost(self) -> contextlib.AbstractContextManager[Any]:
-    return (
-      contextlib.nullcontext()
-      if self._scope in (None, scopes.scope_here())
-      else self._scope.entered()
-    )
+    return _inside(self._scope)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -189,11 +189,37 @@ def exported_function(
 ) -> Exported:
   """Exports `fun(params, *inputs)`. The arguments are those of `save` of each target."""
   final = _checked(target, path)
-  model = Model(
+  source = source_of(
+    fun,
+    params,
+    inputs=inputs,
+    outputs=outputs,
+    polymorphic_constraints=polymorphic_constraints,
+    idioms=idioms,
+  )
+  return _exported(target, source, final)
+
+
+def source_of(
+  fun: Any,
+  params: Any,
+  *,
+  inputs: Mapping[str, Any],
+  outputs: Sequence[str] | Mapping[str, str] | None = None,
+  polymorphic_constraints: Sequence[str] = (),
+  idioms: str,
+) -> Source:
+  """What `exported_function` exports of `fun(params, *inputs)`."""
+  model = _Exported(
     params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms
   )
-  model.add(fun, inputs=inputs, outputs=outputs)
-  return _exported(target, Source.of(model), final)
+  return Source.of(model.add(fun, inputs=inputs, outputs=outputs))
+
+
+class _Exported(Model):
+  """A model that is not saved."""
+
+  _is_saved = False
 
 
 def completed(

@@ -8,7 +8,7 @@ import functools
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from jax2tf.messages import ArgumentError, Message
 
+from .. import collector
 from ..bundle import graphs
 from ..bundle.notation import Spec
 from ..export import replay
@@ -32,6 +33,7 @@ from . import (
   opsets,
   order,
   parameters,
+  passes,
   protos,
   rows,
 )
@@ -45,18 +47,6 @@ from .sorting import Sorting
 # key in the model's metadata: the inputs and outputs, separated by spaces, whose f32[...,2] stands
 # for c64[...]
 COMPLEX = "jax2tf.complex"
-_MERGING = "MergeDuplicatedNodesOptimizer"
-_PASSES = (
-  "TransposeOptimizer",
-  "ConstFoldOptimizer",
-  "LoopOptimizer",
-  _MERGING,
-  "ReshapeOptimizer",
-  "IdentityOptimizer",
-  "BackToBackOptimizer",
-)
-# The pairs of ops that its BackToBackOptimizer joins. Not Cast: a Cast to float16 and back rounds.
-_JOINED = (("Transpose",), ("Conv", "BatchNormalization"))
 
 
 @dataclass(frozen=True)
@@ -85,6 +75,7 @@ class Translated:
     return self.ops.get(name, node.op_type)
 
 
+@collector.paused()
 def translated(
   signature: Signature,
   opset: int | None,
@@ -235,7 +226,10 @@ def _by_tf2onnx(
   with tf.Graph().as_default() as graph:
     tf.graph_util.import_graph_def(definition, name="")
   # Not tf2onnx.convert.from_function: it lets Grappler fold (x + 1) - 1, which rounds x on purpose.
-  with _log_of("tf2onnx") as log, order.kept(), warnings.catch_warnings(), graph.as_default():
+  with contextlib.ExitStack() as stack:
+    log = stack.enter_context(_log_of("tf2onnx"))
+    for context in (order.kept(), passes.selected(), warnings.catch_warnings(), graph.as_default()):
+      stack.enter_context(context)
     warnings.simplefilter("ignore")  # deprecation warnings of newer NumPys in tf2onnx
     last_rows: dict[str, np.ndarray] = {}
     process = functools.partial(
@@ -260,7 +254,7 @@ def _by_tf2onnx(
       raise ExportError("onnx", _failure(signature, error, log)) from error
     if not (lacking := dict(_not_translated(log, ops))):
       try:
-        proto = _optimized(translate, translated).make_model(
+        proto = passes.optimized(translate, translated).make_model(
           f"signature {signature.name}", graph_name=signature.name, producer_name="jax2tf"
         )
       except Exception as error:
@@ -281,48 +275,6 @@ def _by_tf2onnx(
 def _known_ops() -> frozenset[str]:
   """The names of ONNX's operators."""
   return frozenset(schema.name for schema in extra("onnx.defs").get_all_schemas())
-
-
-def _optimized(translate: Callable[[], Any], graph: Any) -> Any:
-  """The graph after tf2onnx's passes; `translate` makes it anew.
-
-  tf2onnx copies the whole graph before each pass, to go on without a pass that fails, and all
-  constants into messages after it, which nothing reads before the last. A model of 90 MB took 10 s
-  and 5 GB.
-  """
-  optimizer = extra("tf2onnx.optimizer")
-  passes = {name: getattr(optimizer, name) for name in _PASSES}
-  passes[_MERGING] = _merging(passes[_MERGING])
-  graph.update_proto = lambda: None
-  with _joining():
-    try:
-      graph = optimizer.optimize_graph(graph, catch_errors=False, optimizers=passes)
-    except Exception:
-      return optimizer.optimize_graph(translate(), optimizers=passes)
-  del graph.update_proto
-  return graph
-
-
-def _merging(optimizer: Any) -> Any:
-  """The pass that merges equal nodes, without loops and branches: it compares attributes, to which
-  their bodies are added at last."""
-
-  def skips(node: Any) -> bool:
-    return bool(node.get_body_graphs()) or optimizer._skip_node_type(node)
-
-  return type(_MERGING, (optimizer,), {"_skip_node_type": staticmethod(skips)})
-
-
-@contextlib.contextmanager
-def _joining() -> Iterator[None]:
-  """Limits tf2onnx's BackToBackOptimizer to `_JOINED`. tf2onnx 1.17 keeps its handlers in a table
-  of the module."""
-  table = extra("tf2onnx.optimizer.back_to_back_optimizer")._func_map
-  left_out = {ops: table.pop(ops) for ops in set(table) - set(_JOINED)}
-  try:
-    yield
-  finally:
-    table.update(left_out)
 
 
 def _failure(signature: Signature, error: Exception, log: Sequence[logging.LogRecord]) -> str:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from ..export import convolutions, integers, masks, registry, replay
 from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement
-from . import bits, special
+from . import bits, selects, special
 
 _SMALL = (tf.int8, tf.int16, tf.uint8, tf.uint16)
 _Wider = Mapping[tf.DType, tf.DType]
@@ -377,6 +377,11 @@ def _is_inf(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   return [tf.equal(tf.abs(x), tf.constant(float("inf"), x.dtype))]
 
 
+def _select(op: Any, condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  simple = selects.without_branches(condition, x, y)
+  return [simple] if simple is not None else _widened(_WIDENED["SelectV2"], op, condition, x, y)
+
+
 def _or_unsigned(unsigned: Replacement, op: str) -> Callable[..., Any]:
   ordinary = functools.partial(_widened, _WIDENED[op])
   return lambda node, *operands: (unsigned if operands[0].dtype == tf.uint64 else ordinary)(
@@ -387,6 +392,7 @@ def _or_unsigned(unsigned: Replacement, op: str) -> Callable[..., Any]:
 _replaces_each = functools.partial(replaces_each, on="onnx")
 _replaces_each(
   {op: functools.partial(_widened, wider) for op, wider in _WIDENED.items()}
+  | {"SelectV2": _select}
   | {"TopKV2": _or_unsigned(_unsigned_top, "TopKV2")}
   | {op: _or_unsigned(_unsigned_argument, op) for op in ("ArgMax", "ArgMin")},
   because="ONNX Runtime 1.31: no kernel for some narrow or unsigned dtypes",

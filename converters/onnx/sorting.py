@@ -25,8 +25,8 @@ from . import bits, opsets
 
 # The name of a TopK whose results nothing reads if the operand has a NaN.
 UNLESS_NAN = "unless_nan"
-# {dtype: that of its bits}. Not float16, of which ONNX Runtime 1.32 has no ReduceSum.
-_BITS = {tf.float32: tf.int32, tf.float64: tf.int64}
+# {dtype: that of its bits}.
+_BITS = {tf.float16: tf.int16, tf.float32: tf.int32, tf.float64: tf.int64}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class _Sorted:
 
 class Sorting:
   """Replacements for one export. They recognise the ops by which `jax2tf.lowering` lowers top_k,
-  sort and argsort of f32[..., n] and f64[..., n] (`sort`), lt_to and le_to (`elementwise`)."""
+  sort and argsort of f16[..., n], f32[..., n] and f64[..., n] (`sort`), and lt_to and le_to
+  (`elementwise`)."""
 
   def __init__(self, table: Mapping[str, Replacement]):
     self._table = table
@@ -61,7 +62,9 @@ class Sorting:
 
   def _bitcast(self, op: Any, x: tf.Tensor) -> Sequence[tf.Tensor]:
     if _BITS.get(x.dtype) == op.outputs[0].dtype:
-      self._floats[op.outputs[0].ref()] = op.inputs[0], x
+      # ONNX Runtime 1.32 has no ReduceSum of float16
+      wide = tf.cast(x, tf.float32) if x.dtype == tf.float16 else x
+      self._floats[op.outputs[0].ref()] = op.inputs[0], wide
     return self._table["Bitcast"](op, x)
 
   def _top(self, op: Any, keys: tf.Tensor, k: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -76,7 +79,7 @@ class Sorting:
         replay.with_shape(y, z.shape)
         for y, z in zip((values, tf.cast(positions, op.outputs[1].dtype)), op.outputs, strict=True)
       )
-      self._sorted[op.outputs[1].ref()] = _Sorted(operand.ref(), values)
+      self._sorted[op.outputs[1].ref()] = _Sorted(operand.ref(), tf.cast(values, operand.dtype))
       # No rule uses the sorted keys.
       return [_along_last(keys, positions), positions]
     return self._table["TopKV2"](op, keys, k)

@@ -62,6 +62,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
     (['w'], 0)
   """
 
+  _is_saved = True  # else only an exporter reads its functions
+
   def __init__(
     self,
     params: Any,
@@ -219,7 +221,10 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
     around = signature.Around(
       raw_inputs, preprocess, postprocess, pass_through, defaults, batching, examples
     )
-    owner = signature.Owner(self._layout.value, self.variables, state, *self._options.value)
+    constraints, options = self._options.value
+    owner = signature.Owner(
+      self._layout.value, self.variables, state, constraints, options, self._is_saved
+    )
     new_signature = signature.made(owner, fun, inputs, outputs, input_names or {}, around, names[0])
     # Up to here the model is unchanged, and from here on nothing fails: a function that is refused
     # leaves nothing behind.

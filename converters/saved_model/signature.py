@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import tensorflow as tf
 from jax import export, tree_util
 
 import jax2tf
-from jax2tf import _tf_compat, errors
+from jax2tf import _tf_compat, dims, errors
 from jax2tf.messages import ArgumentError
 
 from .. import collector, stages
@@ -44,6 +45,8 @@ class Owner:
     state: the state, for a function that takes it.
     constraints: conditions on the dimension variables.
     options: of `jax2tf.convert`.
+    is_saved: whether a SavedModel may have the functions, which share one graph then. An exporter
+      inlines calls, and its targets check no sizes.
   """
 
   layout: parameters.Layout
@@ -51,6 +54,7 @@ class Owner:
   state: State | None
   constraints: tuple[str, ...]
   options: Mapping[str, Any]
+  is_saved: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Made:
 
   Attributes:
     signature: tf.function of named tensors that returns a dict of named tensors.
-    call: tf.function of the inputs of the JAX function.
+    call: TensorFlow function of the inputs of the JAX function.
     record: the signature in the manifest.
     added: the JAX function.
     variables: all variables that the signature reads.
@@ -143,7 +147,8 @@ def made(
     optional.named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types
   )
   traced = _traced(owner, pure, arguments)
-  with stages.stage("lower"), collector.paused():
+  checks = contextlib.nullcontext() if owner.is_saved else dims.without_checks()
+  with stages.stage("lower"), collector.paused(), checks:
     concrete = _tf_compat.traced_for_saving(signature)
   if around.batching:
     results = zip(
@@ -165,8 +170,8 @@ def made(
 def _call(
   owner: Owner, fun: Callable[..., Any], pure: Callable[..., Any], arguments: Arguments
 ) -> Any:
-  """tf.function of the inputs of `fun`. Signatures and methods share it, because each function
-  holds its gradients."""
+  """The inputs of `fun` -> its results. In a SavedModel it is a tf.function, which signatures and
+  methods share, because each function holds its gradients."""
   layout, state = owner.layout, owner.state
   shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
   constraints = arguments.concerned_by(owner.constraints)
@@ -187,6 +192,8 @@ def _call(
       else checked(params, *args)
     )
 
+  if not owner.is_saved:
+    return of_parameters
   return tf.function(
     of_parameters,
     autograph=False,

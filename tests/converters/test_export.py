@@ -17,7 +17,7 @@ from jax.scipy.linalg import solve_triangular
 
 from jax2tf import _tf_compat, survey
 from jax2tf.converters import onnx, saved_model, tfjs, tflite
-from jax2tf.converters.export import registry, replay
+from jax2tf.converters.export import pipeline, registry, replay
 from jax2tf.converters.export.source import ExportError, Runner, Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE
 from jax2tf.converters.tfjs import files
@@ -50,6 +50,15 @@ def network(params: Any, x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
 
 
 INPUTS = {"x": "f32[b,4]", "n": "i32[]"}
+
+
+def test_a_function_to_export_is_one_graph_without_checks_of_sizes() -> None:
+  """The replay would inline the calls and drop the checks."""
+  made = pipeline.source_of(
+    lambda _, x, y: x + y, None, inputs={"x": "f32[b]", "y": "f32[b]"}, idioms="exact"
+  )
+  types = set(replay.op_types(made.signatures["serving_default"].function))
+  assert types == {"Placeholder", "AddV2", "Identity", "PreventGradient"}
 
 
 def source(tmp_path: Path, kind: str) -> Source:

@@ -9,10 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnx as onnx_library
 import pytest
 from jax import lax
+from onnx.numpy_helper import to_array
+from tf2onnx import tfonnx
 
 from jax2tf.converters import onnx
+from jax2tf.converters.onnx import passes
 from tests.support import onnx_files
 
 CLAMPED = "Less Add Where Min Max"  # the start of a slice
@@ -65,12 +69,36 @@ def saved(tmp_path: Path, fun: Callable[..., Any], inputs: Mapping[str, str]) ->
       f"{CLAMPED} Unsqueeze Concat Cast Add Slice",
       id="slice-two-axes",
     ),
+    pytest.param(lambda x: jnp.diff(x, axis=1), {"x": "f32[b,5]"}, "Slice Slice Sub", id="diff"),
+    pytest.param(lambda x: jnp.where(x > 1, 1.0, 0), {"x": "f32[b]"}, "Greater Cast", id="mask"),
+    pytest.param(jax.nn.hard_tanh, {"x": "f32[b]"}, "Max Min", id="clamp"),
+    pytest.param(  # the sign of a zero would change
+      lambda x: jnp.where(x > 0, 0, x), {"x": "f32[b]"}, "Greater Where", id="select-of-a-zero"
+    ),
+    pytest.param(  # of 4 and 3 it is 4
+      lambda x: jnp.where(x > 2, 2, jnp.maximum(x, 4)),
+      {"x": "f32[b]"},
+      "Greater Max Where",
+      id="no-clamp",
+    ),
   ],
 )
 def test_the_nodes_of(
   tmp_path: Path, fun: Callable[..., Any], inputs: Mapping[str, str], nodes: str
 ) -> None:
   assert sorted(onnx_files.nodes(saved(tmp_path, fun, inputs))) == sorted(nodes.split())
+
+
+def test_the_rewriters_that_are_left_out_are_those_of_tf2onnx() -> None:
+  assert all(callable(getattr(tfonnx, name, None)) for name in passes._REWRITERS)
+
+
+def test_a_row_of_few_channels_is_repeated(tmp_path: Path) -> None:
+  """ONNX Runtime works through the rows of the smaller operand one by one."""
+  row = np.arange(8, dtype=np.float32)
+  path = saved(tmp_path, lambda x: x - row, {"x": "f32[b,16,8]"})
+  (constant,) = onnx_library.load_model(str(path)).graph.initializer
+  np.testing.assert_array_equal(to_array(constant), np.broadcast_to(row, (16, 8)))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -126,13 +126,17 @@ def test_in_a_loop_and_a_branch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-  ("name", "fun", "outside"),
-  [("top_k", lambda x: jax.lax.top_k(x, 5), 11), ("argsort", jnp.argsort, 7)],
+  ("fun", "dtype", "outside"),
+  [
+    pytest.param(lambda x: jax.lax.top_k(x, 5), "f32", 11, id="top_k"),
+    pytest.param(lambda x: jax.lax.top_k(x, 5), "f16", 13, id="top_k-f16"),
+    pytest.param(jnp.argsort, "f32", 7, id="argsort"),
+  ],
 )
 def test_the_bits_of_the_floats_are_inside_of_a_branch(
-  tmp_path: Path, name: str, fun: Callable[..., Any], outside: int
+  tmp_path: Path, fun: Callable[..., Any], dtype: str, outside: int
 ) -> None:
-  saved(tmp_path / "m.onnx", fun, f"f32[32,{N}]")
+  saved(tmp_path / "m.onnx", fun, f"{dtype}[32,{N}]")
   ops = nodes(tmp_path / "m.onnx")
   assert ops.count("TopK") == ops.count("If") == 1 and "Where" not in ops
   assert len(ops) <= outside, ops

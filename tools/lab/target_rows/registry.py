@@ -23,9 +23,8 @@ import numpy as np
 import onnx
 
 from jax2tf.converters.bundle import calls
-from jax2tf.converters.export.source import Source
+from jax2tf.converters.export import pipeline
 from jax2tf.converters.onnx import exporter, opsets, protos, runtime, target
-from jax2tf.converters.saved_model.builder import Model
 from jax2tf.converters.verify import plan
 from jax2tf.tools.lab import environments, measure, workers
 from jax2tf.tools.lab.pages.targets import CONVERTERS, FIGURES, REFUSED, RIGHT, WRONG
@@ -126,10 +125,10 @@ def our_export(row: str, file: pathlib.Path) -> float:
   """
   program = registry_rows.program(row)
   start = time.perf_counter()
-  model = Model({}, trainable=False, idioms=exporter.IDIOMS)
   specs = {name: registry_rows.spec(name) for name in program.inputs}
-  model.add(lambda _, *inputs: program.fun(*inputs), inputs=specs)
-  source = Source.of(model)
+  source = pipeline.source_of(
+    lambda _, *inputs: program.fun(*inputs), {}, inputs=specs, idioms=exporter.IDIOMS
+  )
   exported = target.Onnx(True, plan.Comparison(samples=1), opsets.OLDEST, target.LARGEST)
   written = exported.write(source, file.parent / f"{file.stem}-made", file.name)
   seconds = time.perf_counter() - start
