@@ -64,8 +64,8 @@ class Weight:
 
 
 def nbytes(variable: tf.Variable) -> int:
-  """The size of a variable."""
-  return int(variable.shape.num_elements()) * int(variable.dtype.size)
+  """The size of a variable; 0 if its shape is not known."""
+  return int(variable.shape.num_elements() or 0) * int(variable.dtype.size)
 
 
 def large(
