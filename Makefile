@@ -22,7 +22,7 @@
 #   make serving      `jax2tf serve` under load, in a long run and with random requests, and the report docs/reports/serving.md; about an hour; SERVING_ARGS=--parts=load for a part
 #   make power-cut    100 saves cut off as by a power failure, on a loop device (Linux, root), for docs/reports/serving.md; 30 minutes
 #   make targets      primitives, programs and models in the runtime of each target, in plain tools, in older releases and beside another converter, resumable, and the report docs/reports/targets.md
-#   make models       the zoo of tests/support/models in every runtime, MiniLM with each quantization, functions of Diffrax, NumPyro and other libraries, resumable, and the report docs/reports/models.md
+#   make models       the zoo of tests/support/models in every runtime, MiniLM with each quantization, functions of Diffrax, NumPyro and other libraries, decoders of up to a billion parameters (16 GB of memory), resumable, and the report docs/reports/models.md
 #   make devices      which ops of primitives, functions and the zoo stay on a GPU, by TensorFlow's registry of kernels, and the report docs/reports/devices.md; 15 minutes
 #   make gpu          on a machine with a GPU: values, times and copies of the zoo and of large programs in TensorFlow and JAX, in build/gpu.json
 #   make reports      writes the pages and the chart of docs/reports anew from docs/reports/data, without measuring
