@@ -25,6 +25,7 @@
 #   make models       the zoo of tests/support/models in every runtime, MiniLM with each quantization, functions of Diffrax, NumPyro and other libraries, decoders of up to a billion parameters (16 GB of memory), resumable, and the report docs/reports/models.md
 #   make devices      which ops of primitives, functions and the zoo stay on a GPU, by TensorFlow's registry of kernels, and the report docs/reports/devices.md; 15 minutes
 #   make gpu          on a machine with a GPU: values, times and copies of the zoo and of large programs in TensorFlow and JAX, in build/gpu.json
+#   make generation-models  small language models of gemma, Tunix, Bonsai, Flax and Equinox in each engine, token by token, resumable, and the report docs/reports/generation.md; an hour
 #   make reports      writes the pages and the chart of docs/reports anew from docs/reports/data, without measuring
 #   make golden       rewrites the op counts of ten models, after a deliberate change of the graphs
 #
@@ -48,7 +49,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_command_line_error
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests serving power-cut models speed targets devices gpu reports golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests serving power-cut models speed targets devices gpu generation-models reports golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -136,6 +137,9 @@ gpu: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.gpu_rows tensorflow build/gpu.json
 	JAX_PLATFORMS=cuda,cpu $(RUN) -m jax2tf.tools.lab.gpu_rows jax build/gpu.json
 
+generation-models: $(VENV)-generation/.generation
+	$(VENV)-generation/bin/python -m jax2tf.tools.lab.matrix generation
+
 reports: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.pages
 
@@ -185,6 +189,14 @@ $(VENV)/.examples: $(VENV)/.venv pyproject.toml
 
 $(VENV)/.test: $(VENV)/.examples
 	$(PIP) -e '.[all]' --group test
+	@touch $@
+
+# Of what the libraries of models require, these are what an import of their models needs; Bonsai has no release.
+$(VENV)-generation/.generation: $(VENV)-generation/.venv pyproject.toml
+	$(VENV)-generation/bin/python $(INSTALL) -e '.[all]' --group test
+	$(VENV)-generation/bin/python $(INSTALL) --no-deps 'gemma>=4' 'google-tunix>=0.1.7' array_record chex clu einops google-metrax grain ipython kauldron \
+	  lark mediapy ml_collections pandas perfetto portpicker promise tensorboard tensorboardX tensorflow_datasets tensorflow-metadata toml toolz traitlets typeguard \
+	  'bonsai @ git+https://github.com/jax-ml/bonsai'
 	@touch $@
 
 # TFX-BSL 1.21 pins absl-py 1.4.

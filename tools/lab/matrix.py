@@ -1,5 +1,5 @@
-"""Measures rows of docs/reports/speed.md, models.md, targets.md and devices.md and writes the
-pages; needs a checkout.
+"""Measures rows of docs/reports/speed.md, models.md, targets.md, devices.md and generation.md and
+writes the pages; needs a checkout.
 
 Usage: python -m jax2tf.tools.lab.matrix [PAGE [SECTION ...]] [--rows=regular expression] [--again].
 It goes on where the last run stopped. RUNTIMES_PYTHON=python3.10,python3.12 names interpreters for
@@ -29,6 +29,7 @@ _PACKAGES = {
   "models": "model_rows",
   "targets": "target_rows",
   "devices": "device_rows",
+  "generation": "generation_rows",
 }
 
 

@@ -1,0 +1,3 @@
+"""Rows of docs/reports/generation.md."""
+
+SECTIONS = ("models",)

@@ -1,0 +1,53 @@
+"""docs/reports/generation.md: language models of libraries in the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax2tf.tools.lab.generation_rows.decoders import CONTEXT, LAYERS, VOCABULARY
+from jax2tf.tools.lab.generation_rows.models import TARGETS
+from jax2tf.tools.lab.pages import Rows, sections, table
+
+_ABOUT = """# Language models
+
+Generated from the numbers in `docs/reports/data`; do not edit. `make generation-models` measures
+all of it again.
+"""
+
+_MODELS = f"""## Models of libraries in each engine
+
+Small models with random weights ({LAYERS} layers, {VOCABULARY} tokens, a cache of {CONTEXT} rows;
+"plain JAX" is that of our tests). Each is written by `generation.save` and generates greedily in
+the engine: prompts of several lengths in pieces, one that ends at the cache's end, one conversation
+of two turns. A cell has the tokens that are JAX's without a cache, of all tokens. A target with two
+engines counts both. Of int8 files other tokens are expected where two are nearly as probable, which
+random weights have often. "*" is a model whose own JAX function computes something else from a
+prompt in pieces than from the whole prompt, so that the file is compared with JAX in pieces.
+"""
+
+
+def text() -> str:
+  """The page."""
+  return "\n".join([*_ABOUT.splitlines(), *sections("generation", {"models": (_MODELS, _of)}), ""])
+
+
+def _of(rows: Rows) -> Sequence[str]:
+  names = list(dict.fromkeys(row.partition(" @ ")[0] for row in rows))
+  cells = []
+  for name in names:
+    of_model = {target: rows.get(f"{name} @ {target}") for target in TARGETS}
+    versions = {row["version"] for row in of_model.values() if row and "version" in row}
+    cells.append([name, ", ".join(sorted(versions)), *map(_cell, of_model.values())])
+  refusals = [f"- {name}: {row['refused']}" for name, row in rows.items() if "refused" in row]
+  lines = table(["model", "version", *TARGETS], cells, words=2)
+  return [*lines, *(["", "Refused:", "", *refusals] if refusals else [])]
+
+
+def _cell(row: Any) -> str:
+  if row is None:
+    return ""
+  if "refused" in row:
+    return "**no**"
+  equal, of = row["tokens"]
+  return f"{equal} of {of}{'*' if row['own pieces'] else ''}"
