@@ -172,7 +172,7 @@ def with_shape(x: Any, shape: tf.TensorShape) -> Any:
   """`x` with this static shape."""
   if isinstance(x, Pair):
     return x.map(lambda part: with_shape(part, shape))
-  if x.shape == shape:  # a constant stays one
+  if x.shape.merge_with(shape) == x.shape:  # it is known already; a constant stays one
     return x
   y = tf.identity(x)
   y.set_shape(shape)
@@ -393,6 +393,7 @@ class _Replay:
       if isinstance(x, tf.Tensor | Pair) and x.dtype != tf.resource
     ]
     pairs = [isinstance(operands[i], Pair) for i in carried]
+    invariants = [_invariant(op.outputs[i], part) for i in carried for part in flat([operands[i]])]
 
     def whole(carry: Sequence[tf.Tensor]) -> list[Any]:
       full = list(operands)
@@ -402,15 +403,15 @@ class _Replay:
 
     def turn(*carry: tf.Tensor) -> tuple[tf.Tensor, ...]:
       results = body(whole(carry))
-      return tuple(flat(results[i] for i in carried))
+      # TensorFlow infers less where a size is computed inside.
+      parts = flat(results[i] for i in carried)
+      return tuple(map(with_shape, parts, invariants))
 
     results = tf.while_loop(
       lambda *carry: predicate(whole(carry))[0],
       turn,
       tuple(flat(operands[i] for i in carried)),
-      shape_invariants=tuple(
-        _invariant(op.outputs[i], part) for i in carried for part in flat([operands[i]])
-      ),
+      shape_invariants=tuple(invariants),
       parallel_iterations=op.get_attr("parallel_iterations"),
     )
     return whole(results)

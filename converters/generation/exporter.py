@@ -216,7 +216,13 @@ class _Comparison:
         generated = run_in(self.conversations)
       rows += [
         report.compared(
-          engine, one, made, self.reference, self.tolerance, rounds=self.target.rounds()
+          engine,
+          one,
+          made,
+          self.reference,
+          self.tolerance,
+          rounds=self.target.rounds(),
+          stops=self.decoder.stop_tokens,
         )
         for one, made in zip(self.conversations, generated, strict=True)
       ]

@@ -32,10 +32,8 @@ _MODEL, _CONFIG = "model.onnx", "genai_config.json"
 # In bytes, of the parameters: larger ones stay outside of the graph while it is translated.
 _OUTSIDE = 10**7
 _SIZES = {"s": [1, 5], "p": [1, 7]}  # of the symbolic dimensions; nothing is compared at them
-# What the engine does not stop at, and does not log: a failure is raised.
-_FOR_CHECKS = {
-  "model": {"eos_token_id": [], "decoder": {"session_options": {"log_severity_level": 4}}}
-}
+# What the engine does not log: a failure is raised.
+_FOR_CHECKS = {"model": {"decoder": {"session_options": {"log_severity_level": 4}}}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,12 +219,18 @@ def _generated(genai: Any, model: Any, decoder: Decoder, conversation: Conversat
       if turns:
         generator.get_logits()
       generator.append_tokens(np.asarray([turn.prompt], np.int32))
-      seen, start = [], generator.token_count()
-      for _ in range(turn.new):
+      seen: list[np.ndarray] = []
+      start = generator.token_count()
+      while len(seen) < turn.new and not generator.is_done():
         seen.append(np.array(generator.get_logits()).reshape(-1))
         generator.generate_next_token()
-      turns.append(tuple(map(int, generator.get_sequence(0)[start:])))
+      chosen = [int(token) for token in generator.get_sequence(0)[start:]]
+      if len(chosen) < len(seen):  # of a stop token the engine tells only that it ends
+        chosen.append(int(np.argmax(seen[-1])))
+      turns.append(tuple(chosen))
       logits.append(np.stack(seen))
+      if generator.is_done():
+        break
   except Exception as error:
     return Generated(tuple(turns), problem=f"{ENGINE} fails: {error}")
   return Generated(tuple(turns), tuple(logits))

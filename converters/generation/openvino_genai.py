@@ -64,6 +64,10 @@ class OpenvinoGenAI(Target):
       extra(module)
     decoder.check_rows_only()
     _ = decoder.cache.layers
+    if not decoder.stop_tokens:
+      raise ArgumentError(
+        "stop_tokens", [], problem=f"{ENGINE} needs a token that ends an answer", advice="name one"
+      )
     tokenizers.check(decoder, ENGINE, NAME)
     if decoder.tokenizer is not None:
       _transformers()
@@ -186,9 +190,7 @@ def _names(decoder: Decoder) -> dict[str, str]:
 
 def _configurations(decoder: Decoder) -> dict[str, dict[str, Any]]:
   """{file: contents}, of what the engine reads beside the model."""
-  tokens: dict[str, Any] = {"pad_token_id": 0}
-  if decoder.stop_tokens:
-    tokens["eos_token_id"] = list(decoder.stop_tokens)
+  tokens: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": list(decoder.stop_tokens)}
   if decoder.start_token is not None:
     tokens["bos_token_id"] = decoder.start_token
   model = {

@@ -11,7 +11,7 @@ than twice the tolerance, so rounding decides.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -131,6 +131,7 @@ def compared(
   tolerance: float,
   *,
   rounds: bool = False,
+  stops: Collection[int] = (),
 ) -> Row:
   """Compares one conversation.
 
@@ -141,6 +142,7 @@ def compared(
     reference: JAX's logits for given tokens.
     tolerance: the share of the largest logit by which logits may differ.
     rounds: whether the file rounds its weights, so that other tokens are no error.
+    stops: tokens that end a conversation, in an engine that stops at them.
   """
   prompts = " + ".join(str(len(turn.prompt)) for turn in conversation)
   tokens = np.asarray([token for turn in generated.turns for token in turn], np.int64)
@@ -160,7 +162,7 @@ def compared(
     max_abs = _largest_difference(np.concatenate(generated.logits), logits)
   asked = sum(turn.new for turn in conversation)
   problem = ""
-  if len(tokens) < asked:
+  if len(tokens) < asked and int(tokens[-1]) not in stops:
     problem = f"it ended after {len(tokens)} of {asked} tokens"
   elif not rounds and (wrong := np.flatnonzero(margins > 2 * allowed)).size:
     problem = _other_tokens(tokens, logits, margins, wrong)

@@ -64,12 +64,11 @@ def with_attention(ov: Any, model: Any) -> int:
   number = 0
   for softmax in [node for node in model.get_ops() if node.get_type_name() == "Softmax"]:
     scores, mask = _scores_and_mask(softmax.input_value(0))
-    users = list(softmax.output(0).get_target_inputs())
-    if scores is None or len(users) != 1 or users[0].get_node().get_type_name() != "MatMul":
+    mixed, is_transposed = _product_with_values(softmax)
+    if scores is None or mixed is None:
       continue
-    mixed = users[0].get_node()
     query = scores.input_value(0)
-    arrays = [_rows(scores.input_value(1)), _rows(mixed.input_value(1))]
+    arrays = [_rows(scores.input_value(1)), _rows(mixed.input_value(0 if is_transposed else 1))]
     shape = query.get_partial_shape()
     if None in arrays or len(shape) != 4 or not (shape[1].is_static and shape[3].is_static):
       continue
@@ -80,6 +79,8 @@ def with_attention(ov: Any, model: Any) -> int:
     one = op.constant(1.0, query.get_element_type())
     operands = [query, key, value, *([] if mask is None else [mask, one])]
     attention = op.scaled_dot_product_attention(*operands)
+    if is_transposed:
+      attention = op.transpose(attention, op.constant(_TRANSPOSED, ov.Type.i64))
     for user in mixed.output(0).get_target_inputs():
       user.replace_source_output(attention.output(0))
     number += 1
@@ -101,6 +102,29 @@ def _scores_and_mask(value: Any) -> tuple[Any, Any]:
     mask = None
   product = value.get_node()
   return (product if product.get_type_name() == "MatMul" else None), mask
+
+
+_TRANSPOSED = [0, 1, 3, 2]
+
+
+def _product_with_values(softmax: Any) -> tuple[Any, bool]:
+  """(shares @ values, False), or (values^T @ shares^T, True), whichever reads the softmax; None if
+  anything else does."""
+  users = list(softmax.output(0).get_target_inputs())
+  if len(users) != 1:
+    return None, False
+  node = users[0].get_node()
+  if node.get_type_name() == "MatMul":
+    return (node, False) if users[0].get_index() == 0 else (None, False)
+  if node.get_type_name() != "Transpose" or [*node.input_value(1).get_node().get_data()] != (
+    _TRANSPOSED
+  ):
+    return None, False
+  readers = list(node.output(0).get_target_inputs())
+  is_product = len(readers) == 1 and readers[0].get_node().get_type_name() == "MatMul"
+  return (
+    (readers[0].get_node(), True) if is_product and readers[0].get_index() == 1 else (None, False)
+  )
 
 
 _MOVES = ("Transpose", "Reshape", "Broadcast", "Unsqueeze")

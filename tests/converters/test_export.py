@@ -191,6 +191,20 @@ def test_a_padding_by_sizes_keeps_the_number_of_channels() -> None:
   assert found == {"onnx": [4], "tfjs": [2, 2]}  # TF.js has no groups
 
 
+def test_a_loop_that_writes_rows_keeps_the_sizes_it_knows(tmp_path: Path) -> None:
+  def fun(_: Any, cache: Any, x: Any) -> Any:
+    def body(cache: Any, row: Any) -> Any:
+      i, new = row
+      return jax.lax.dynamic_update_slice(cache, new[:, None], (0, i, 0)), new.sum()
+
+    return jax.lax.scan(body, cache, (jnp.arange(x.shape[1]), jnp.moveaxis(x, 1, 0)))
+
+  inputs = {"cache": "f32[b,n,4]", "x": "f32[b,s,4]"}
+  path, constraints = tmp_path / "model.onnx", ["n >= s"]
+  made = onnx.save(fun, None, path, inputs=inputs, polymorphic_constraints=constraints, samples=1)
+  assert made.report.ok
+
+
 def test_an_output_may_have_any_name() -> None:
   names = ["<!--", "_hidden", "a b"]
   model = saved_model.Model({}).add(lambda _, x: [x, x, x], inputs={"x": "f32[2]"}, outputs=names)

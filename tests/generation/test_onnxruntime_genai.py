@@ -15,7 +15,7 @@ import pytest
 
 import jax2tf
 from jax2tf.converters import generation
-from jax2tf.converters.generation import onnxruntime_genai, tokenizers
+from jax2tf.converters.generation import loops, onnxruntime_genai, tokenizers
 from jax2tf.converters.generation.conversations import Conversation, Turn
 from tests.support import engines
 from tests.support import tiny_decoder as tiny
@@ -56,6 +56,20 @@ def test_the_engine_has_jaxs_tokens_with_a_growing_cache(tmp_path: Path) -> None
   decoder = tiny.decoder()
   target = onnxruntime_genai.OnnxRuntimeGenAI(cache="growing")
   assert engines.problems(target, decoder, tmp_path / "model", TALKS) == []
+
+
+def test_the_engine_ends_a_text_at_a_stop_token(tmp_path: Path) -> None:
+  talk: Conversation = (Turn((3, 1, 4), 8),)
+  [made] = loops.in_jax(tiny.decoder(), loops.at_once)([talk])
+  [tokens] = made.turns
+  saved = generation.save(
+    tiny.decoder(stop_tokens=[tokens[4]]),
+    tmp_path / "model",
+    target="onnxruntime-genai",
+    conversations=[talk],
+  )
+  until = tokens.index(tokens[4]) + 1
+  assert saved.report.agreement == {"ONNX Runtime GenAI": (until, until)}
 
 
 def test_the_engine_reads_the_tokenizer_and_the_template(tokenizer: Path, tmp_path: Path) -> None:

@@ -58,9 +58,13 @@ def _decoder(scores_of: Change = lambda x: x, mask_of: Change = lambda x: x) -> 
   )
 
 
-def test_the_engine_has_jaxs_tokens_with_both_backends(tmp_path: Path) -> None:
+# Of the second one the product with the values has the values first.
+@pytest.mark.parametrize("decoder", [_decoder, lambda: tiny.decoder(stop_tokens=[1])])
+def test_the_engine_has_jaxs_tokens_with_both_backends(
+  decoder: Callable[[], generation.Decoder], tmp_path: Path
+) -> None:
   folder, target = tmp_path / "model", openvino_genai.OpenvinoGenAI()
-  assert engines.problems(target, _decoder(), folder, TALKS) == []
+  assert engines.problems(target, decoder(), folder, TALKS) == []
   assert {file.name for file in folder.iterdir()} == {
     "config.json",
     "generation_config.json",
@@ -97,9 +101,15 @@ def test_a_step_without_mask_is_refused_for_paged_attention() -> None:
     step=lambda params, tokens, positions, cache: (
       jnp.zeros((*tokens.shape, tiny.VOCABULARY)),
       cache,
-    )
+    ),
+    stop_tokens=[1],
   )
   with pytest.MonkeyPatch.context() as patch, pytest.raises(jax2tf.ArgumentError) as refused:
     patch.setattr(openvino_genai, "extra", lambda module: None)
     openvino_genai.OpenvinoGenAI().check(decoder)
   assert "give `step` a parameter `mask`" in str(refused.value)
+
+
+def test_a_decoder_without_stop_tokens_is_refused() -> None:
+  with pytest.raises(ValueError, match="needs a token that ends an answer"):
+    openvino_genai.OpenvinoGenAI().check(tiny.decoder())
