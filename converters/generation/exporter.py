@@ -157,7 +157,7 @@ def run(path: str | os.PathLike[str], prompt: str, *, target: str, new: int = 32
 
 
 def _existing(path: str | os.PathLike[str]) -> Path:
-  given = Path(path)
+  given = paths.of(path)
   if not given.exists():
     raise FileNotFoundError(
       Message(
