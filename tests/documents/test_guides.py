@@ -80,7 +80,7 @@ def test_what_is_left_out() -> None:
     for block in documents.BLOCK.finditer(path.read_text())
     if block["left_out"]
   ]
-  assert collections.Counter(left_out) == {"batch": 4, "serving": 4}
+  assert collections.Counter(left_out) == {"batch": 4, "language-models": 2, "serving": 6}
 
 
 @pytest.mark.parametrize(
