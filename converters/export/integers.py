@@ -58,6 +58,8 @@ def convolution(op: tf.Operation, image: tf.Tensor, kernel: tf.Tensor) -> list[t
     None if the operands are not known to be 8-bit integers, or the kernel's sizes are not known, or
     the sum of a group is too long.
   """
+  if op.inputs[0].dtype != tf.int32:
+    return None
   *lengths, inputs, _ = kernel.shape.as_list()
   if None in (*lengths, inputs, image.shape[-1]) or op.get_attr("data_format")[-1:] != b"C":
     return None

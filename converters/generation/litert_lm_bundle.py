@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import extras
+from ..bundle import publish
 
 # Stands for token 0 in `one_for_one`; the tokens are the code points from here on. None of them is
 # a letter that a normalizer or a splitter of words changes.
@@ -75,7 +76,7 @@ def copy_model(path: Path, model: Path) -> None:
     models = [*Path(folder).glob("*.tflite")]
     if len(models) != 1:
       raise RuntimeError(f"{path} has {len(models)} LiteRT models, and one is expected")
-    models[0].rename(model)
+    publish.move(models[0], model)
 
 
 def one_for_one(path: Path, vocabulary: int) -> None:

@@ -127,7 +127,7 @@ def _exchange(graph: Any, narrow: Mapping[str, str]) -> None:
   names = {name: f"{name}/float32" for name in narrow}
   names |= {half: name for name, half in narrow.items()}
   for node in graph.node:
-    protos.rename(node, names)
+    protos.rename_values(node, names)
   for value in (*graph.input, *graph.output):
     if value.name in narrow:
       value.type.tensor_type.elem_type = FLOAT16

@@ -343,7 +343,7 @@ class _Body:
     copy = type(node)()
     copy.CopyFrom(node)
     copy.name = self._names_of_nodes.unique(self._relative(node.name))
-    protos.rename(copy, self._names)
+    protos.rename_values(copy, self._names)
     return copy
 
 

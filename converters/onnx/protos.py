@@ -58,7 +58,7 @@ def _captures(body: Any) -> Iterator[str]:
   yield from (value.name for value in body.output if value.name not in inside)
 
 
-def rename(node: Any, names: Mapping[str, str]) -> None:
+def rename_values(node: Any, names: Mapping[str, str]) -> None:
   """Renames the values that a node reads and makes, also in loops and branches, whose own values
   keep their names."""
   for values in (node.input, node.output):
@@ -68,7 +68,7 @@ def rename(node: Any, names: Mapping[str, str]) -> None:
     own.update(name for each in body.node for name in each.output)
     from_outside = {name: new for name, new in names.items() if name not in own}
     for each in body.node:
-      rename(each, from_outside)
+      rename_values(each, from_outside)
     for value in body.output:
       value.name = from_outside.get(value.name, value.name)
 

@@ -45,8 +45,9 @@ def _clamped(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor | No
 
 def _number(x: tf.Tensor, rank: int | None) -> float | None:
   """The number of a constant real scalar, which may have up to `rank` dimensions of 1; None of
-  -0.0, too."""
-  if not (x.dtype.is_floating or x.dtype.is_integer) or x.shape.num_elements() != 1:
+  -0.0, and of 16 bits, too: NumPy 2.5 warns of how TensorFlow 2.21 reads such a constant."""
+  is_read = x.dtype.is_integer or x.dtype in (tf.float32, tf.float64)
+  if not is_read or x.shape.num_elements() != 1:
     return None
   value = tf.get_static_value(x) if rank is not None and x.shape.rank <= rank else None
   number = None if value is None else float(value.item())
