@@ -366,9 +366,17 @@ def _convolution(op: Any, image: tf.Tensor, kernel: tf.Tensor) -> list[tf.Tensor
   numbers that are no constants. A Reshape says them again."""
   sizes = image.shape.as_list() if image.shape.rank else [None]
   is_grouped = None not in (sizes[-1], kernel.shape[-2]) and sizes[-1] != kernel.shape[-2]
-  if is_grouped and op.inputs[0].shape[-1] is None:
+  if is_grouped and (op.inputs[0].shape[-1] is None or _is_padded_by_sizes(image)):
     image = tf.reshape(image, tf.stack(replay.sizes_of(image)))
   return convolutions.convolution(op, image, kernel)
+
+
+def _is_padded_by_sizes(image: tf.Tensor) -> bool:
+  producer = image.op
+  while producer.type == "Identity":
+    producer = producer.inputs[0].op
+  is_pad = producer.type in ("Pad", "PadV2", "MirrorPad")
+  return is_pad and tf.get_static_value(producer.inputs[1]) is None
 
 
 @replaces("IsInf", on="onnx", because="ONNX 18: of float32 and float64 only")
