@@ -24,8 +24,12 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
 _SECONDS = 1200  # the time limit of a row, on two busy cores
 _PACKAGES = {"tunix": "google-tunix"}
 
-# {"tokens": [equal, of], "near": ties, "own pieces": bool, "bytes": of the file, "seconds": of the
-# export with its loops, "engines": {engine: [equal, of]}}, or {"refused": the reason}
+# {what an error advises: the option}
+_REMEDIES = {"own_pieces=True": "own_pieces", "paged_attention=False": "paged_attention"}
+
+# {"version": of the library, "tokens": [equal, of], "near": ties, "with": what the first attempt
+# advised, "bytes": of the file, "seconds": of the export with its loops, "engines": {engine:
+# [equal, of]}}, or {"refused": the reason}
 Numbers = dict[str, Any]
 
 
@@ -61,22 +65,13 @@ def _row(name: str, target: str) -> tuple[str, Numbers]:
 
 
 def _saved(name: str, target: str, folder: pathlib.Path) -> Numbers:
-  from jax2tf.converters import generation  # noqa: PLC0415
-
   engine, options = TARGETS[target]
   # LiteRT-LM takes text. OpenVINO's tokenizers need the package transformers.
   tokenizer = _tokenizer(folder / "tokenizer.json") if engine == "litert-lm" else None
   decoder = decoders.decoder(name, tokenizer=tokenizer, stop_tokens=[1])
   start = time.monotonic()
-  own_pieces = False
   try:
-    try:
-      made = generation.save(decoder, folder / "model", target=engine, **options)
-    except generation.ExportError as error:
-      if "own_pieces" not in str(error):
-        raise
-      own_pieces = True
-      made = generation.save(decoder, folder / "model", target=engine, own_pieces=True, **options)
+    made, remedies = _with_remedies(decoder, folder / "model", target=engine, **options)
   except Exception as error:
     return {"refused": f"{type(error).__name__}: {error}"[:600]}
   seconds = time.monotonic() - start
@@ -86,11 +81,27 @@ def _saved(name: str, target: str, folder: pathlib.Path) -> Numbers:
     "version": _version(decoders.MODELS[name][0]),
     "tokens": [sum(equal for equal, _ in shares.values()), sum(of for _, of in shares.values())],
     "near": near,
-    "own pieces": own_pieces,
+    "with": remedies,
     "bytes": made.size,
     "seconds": round(seconds),
     "engines": shares,
   }
+
+
+def _with_remedies(decoder: Any, path: pathlib.Path, **options: Any) -> tuple[Any, list[str]]:
+  """(what `generation.save` returns, the options that errors of earlier attempts advised)."""
+  from jax2tf.converters import generation  # noqa: PLC0415
+
+  taken: list[str] = []
+  while True:
+    try:
+      return generation.save(decoder, path, **options), taken
+    except (generation.ExportError, ValueError) as error:
+      advised = [name for said, name in _REMEDIES.items() if said in str(error)]
+      if not advised or advised[0] in taken:
+        raise
+      taken.append(advised[0])
+      options[advised[0]] = advised[0] == "own_pieces"
 
 
 def _version(module: str) -> str:

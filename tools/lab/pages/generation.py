@@ -22,9 +22,11 @@ Small models with random weights ({LAYERS} layers, {VOCABULARY} tokens, a cache 
 the engine: prompts of several lengths in pieces, one that ends at the cache's end, one conversation
 of two turns. A cell has the tokens that are JAX's without a cache, of all tokens. A target with two
 engines counts both. Of int8 files other tokens are expected where two are nearly as probable, which
-random weights have often. "*" is a model whose own JAX function computes something else from a
-prompt in pieces than from the whole prompt, so that the file is compared with JAX in pieces.
+random weights have often. "Pieces": the model's own JAX function computes something else from a
+prompt in pieces than from the whole prompt, so the file is compared with JAX in pieces. "SDPA": the
+engine's paged attention would not compute this model's attention, so the other backend runs it.
 """
+_NOTES = {"own_pieces": "pieces", "paged_attention": "SDPA"}
 
 
 def text() -> str:
@@ -50,4 +52,4 @@ def _cell(row: Any) -> str:
   if "refused" in row:
     return "**no**"
   equal, of = row["tokens"]
-  return f"{equal} of {of}{'*' if row['own pieces'] else ''}"
+  return f"{equal} of {of}" + "".join(f" ({_NOTES[name]})" for name in row["with"])
