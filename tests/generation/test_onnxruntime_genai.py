@@ -17,7 +17,7 @@ import jax2tf
 from jax2tf.converters import generation
 from jax2tf.converters.generation import loops, onnxruntime_genai, tokenizers
 from jax2tf.converters.generation.conversations import Conversation, Turn
-from tests.support import engines
+from tests.support import byte_tokenizer, engines
 from tests.support import tiny_decoder as tiny
 
 # Two turns, the second of several tokens, up to the end of the cache.
@@ -26,16 +26,8 @@ TALKS: Sequence[Conversation] = [(Turn((7,), 30), Turn((8, 9, 10), 30))]
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-  """Byte-level BPE, without merges."""
-  package = importlib.import_module("tokenizers")
-  alphabet = sorted(package.pre_tokenizers.ByteLevel.alphabet())
-  vocabulary = {"<end>": 0} | {letter: i for i, letter in enumerate(alphabet, 1)}
-  made = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=[]))
-  made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-  made.decoder = package.decoders.ByteLevel()
-  made.add_special_tokens(["<end>"])
   file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-  made.save(str(file))
+  byte_tokenizer.made(["<end>"]).save(str(file))
   return file
 
 

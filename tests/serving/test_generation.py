@@ -14,29 +14,15 @@ import numpy as np
 import pytest
 import tokenizers
 from google.protobuf import json_format, struct_pb2
-from tokenizers import decoders, models, pre_tokenizers
 
 from jax2tf.converters import generation, saved_model
 from jax2tf.converters.generation import Turn, loops
-from tests.support import clients
+from tests.support import byte_tokenizer, clients
 from tests.support import tiny_decoder as tiny
 
 CONTEXT = 4096  # long enough for a text that is not finished before the next request comes
 PROMPT = "a 漢!"
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}:"
-
-
-def _tokenizer(file: Path) -> tokenizers.Tokenizer:
-  """A tokenizer of bytes, of which a character may take several tokens."""
-  level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-  text = "abcdefghijklmnopqrstuvwxyz .,:!?'-é漢😀"
-  letters = sorted({letter for piece, _ in level.pre_tokenize_str(text) for letter in piece})
-  made = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-  made.pre_tokenizer, made.decoder = level, decoders.ByteLevel()
-  made.add_special_tokens(["<s>", "</s>"])
-  assert made.get_vocab_size() <= tiny.VOCABULARY
-  made.save(str(file))
-  return made
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(folder: Path) -> tokenizers.Tokenizer:
-  return _tokenizer(folder / "tokenizer.json")
+  """A tokenizer of bytes, of which a character may take several tokens."""
+  text = "abcdefghijklmnopqrstuvwxyz .,:!?'-é漢😀"
+  made = byte_tokenizer.made(of=text, after=["<s>", "</s>"])
+  assert made.get_vocab_size() <= tiny.VOCABULARY
+  made.save(str(folder / "tokenizer.json"))
+  return made
 
 
 @pytest.fixture(scope="module")

@@ -100,9 +100,9 @@ class Service:
         self._refuse_at_end()
         with self._queue.place(), self._metrics.session(start) as note:
           with self._bodies.share() as share:
-            request = await self._read(requests, share)
-            head = f"{streams.OVER_GRPC} {path}\n".encode()
-          parts = self._replicas.stream(head + request, context.time_remaining())
+            body = await self._read(requests, share)
+          asked = streams.request(streams.OVER_GRPC, path, body)
+          parts = self._replicas.stream(asked, context.time_remaining())
           async with contextlib.aclosing(parts):
             async for part in parts:
               note(part)

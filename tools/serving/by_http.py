@@ -92,7 +92,7 @@ class Application:
   async def _asked(self, method: str, path: str, body: bytes) -> tuple[Response, Served]:
     try:
       answer, served = await self._replicas.ask(
-        REST_SERVICE, REST, f"{method} {path}\n".encode() + body, None
+        REST_SERVICE, REST, streams.request(method, path, body), None
       )
     except RefusedError as refusal:
       code = 503 if refusal.code == grpc.StatusCode.UNAVAILABLE else 500

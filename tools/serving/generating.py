@@ -19,7 +19,7 @@ from jax2tf.tools.serving.generation.answers import Answer
 from jax2tf.tools.serving.generation.requests import Asked
 from jax2tf.tools.serving.generation.writer import Step, Text, Writer
 from jax2tf.tools.serving.model import Model, RefusedError, invalid
-from jax2tf.tools.serving.streams import OVER_GRPC, Part
+from jax2tf.tools.serving.streams import OVER_GRPC, Part, verb_path_body
 
 _EVENTS, _JSON = "text/event-stream", "application/json"
 _MODEL = re.compile(
@@ -87,8 +87,7 @@ class Service:
     Raises:
       RefusedError: the request cannot be answered.
     """
-    line, _, body = request.partition(b"\n")
-    form, _, path = line.decode().partition(" ")
+    form, path, body = verb_path_body(request)
     try:
       over_grpc = form == OVER_GRPC
       asked = await asyncio.to_thread(_of_struct if over_grpc else requests.parse, path, body)

@@ -71,8 +71,8 @@ class Texts:
       note = stack.enter_context(self._metrics.session(start))
       with self._bodies.share() as share:
         body = await http_bodies.read(request, share, self._options)
-      head = f"{streams.OVER_HTTP} {path}\n".encode()
-      sending = self._send(self._replicas.stream(head + body, None), answer, note)
+      asked = streams.request(streams.OVER_HTTP, path, body)
+      sending = self._send(self._replicas.stream(asked, None), answer, note)
       await _while_connected(request, sending)
 
   async def _send(

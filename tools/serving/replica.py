@@ -189,9 +189,8 @@ class Replica:
     return self._protobuf.status_response(states).SerializeToString()
 
   async def _rest(self, data: bytes, context: _Context) -> bytes:
-    """Answers b"POST /path\\n" + body with b"200\\n" + body."""
-    first, _, body = data.partition(b"\n")
-    method, _, path = first.decode().partition(" ")
+    """Answers a request of `streams` with b"200\\n" + body."""
+    method, path, body = streams.verb_path_body(data)
     try:
       return b"200\n" + await self._rest_body(method, path, body, context)
     except self._model.RefusedError as refusal:

@@ -1,7 +1,8 @@
-"""What a replica sends to a proxy for a request that is answered in parts.
+"""What a proxy and a replica send to each other for REST, and for what is answered in parts.
 
-A request has one line, of a form and a path, and then its body: b"POST /v1/completions\\n..." asks
-for the bytes of an HTTP answer, and b"GRPC /v1/completions\\n..." for messages of gRPC.
+A request has one line, of a verb and a path, and then its body. Of what is answered in parts,
+b"POST /v1/completions\\n..." asks for the bytes of an HTTP answer, and
+b"GRPC /v1/completions\\n..." for messages of gRPC.
 """
 
 from __future__ import annotations
@@ -15,6 +16,17 @@ SERVICE = "jax2tf.Generation"
 METHODS = {"Completions": "/v1/completions", "ChatCompletions": "/v1/chat/completions"}
 PATHS = {path: method for method, path in METHODS.items()}
 OVER_HTTP, OVER_GRPC = "POST", "GRPC"
+
+
+def request(verb: str, path: str, body: bytes) -> bytes:
+  return f"{verb} {path}\n".encode() + body
+
+
+def verb_path_body(request: bytes) -> tuple[str, str, bytes]:
+  """What `request` was made of."""
+  line, _, body = request.partition(b"\n")
+  verb, _, path = line.decode().partition(" ")
+  return verb, path, body
 
 
 @dataclass(frozen=True)

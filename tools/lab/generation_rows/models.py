@@ -12,6 +12,7 @@ from typing import Any
 
 from jax2tf.tools.lab import workers
 from jax2tf.tools.lab.generation_rows import decoders
+from tests.support import byte_tokenizer
 
 # {title: (target, its options)}
 TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,16 +114,10 @@ def _version(module: str) -> str:
 
 def _tokenizer(path: pathlib.Path) -> pathlib.Path:
   """A tokenizer of single bytes, whose other ids stand for nothing."""
-  import tokenizers  # noqa: PLC0415
-
-  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-  names = ["<pad>", "<eos>", "<bos>", *alphabet]
-  names += [f"<unused{i}>" for i in range(decoders.VOCABULARY - len(names))]
-  ids = {name: i for i, name in enumerate(names)}
-  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-  tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  tokenizer.save(str(path))
+  before = ["<pad>", "<eos>", "<bos>"]
+  unused = range(decoders.VOCABULARY - len(before) - 256)
+  made = byte_tokenizer.made(before, after=[f"<unused{i}>" for i in unused])
+  made.save(str(path))
   return path
 
 
