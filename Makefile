@@ -11,6 +11,7 @@
 #   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in a separate environment
 #   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton
 #   make docs         the site of docs/ and the docstrings, in build/site; a warning or a broken link fails
+#   make reference    the generated parts of docs/reference anew, from docstrings and --help
 #   make lint         ruff, mypy and import-linter
 #   make lowest       tests with the lowest version of each requirement that pyproject.toml allows
 #   make next         the test suite with the release candidates of JAX and TensorFlow
@@ -49,7 +50,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_command_line_error
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs lint coverage conformance jax-tests serving power-cut models speed targets devices gpu generation-models reports golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs reference lint coverage conformance jax-tests serving power-cut models speed targets devices gpu generation-models reports golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -92,6 +93,9 @@ deploy-schemas: $(VENV)-deploy/.deploy
 # Material 9.8 announces its end of life, May 2027, at each build. Its successor, Zensical, reads the same mkdocs.yml.
 docs: $(VENV)-docs/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --clean -f tools/site/mkdocs.yml
+
+reference: $(VENV)/.test
+	$(RUN) tools/site/reference.py
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
@@ -220,7 +224,6 @@ $(VENV)-deploy/.deploy: $(VENV)-deploy/.venv
 	$(VENV)-deploy/bin/python $(INSTALL) 'kserve==0.21.*' 'kubernetes-validate>=1.37' 'tritonclient[grpc]>=2.73'
 	@touch $@
 
-# The docstrings are read, not imported, so JAX and TensorFlow are not needed. Ruff sets the signatures.
 $(VENV)-docs/.docs: $(VENV)-docs/.venv pyproject.toml
 	$(VENV)-docs/bin/python $(INSTALL) --group docs
 	@touch $@

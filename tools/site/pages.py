@@ -25,10 +25,8 @@ ASSETS = {"site.css": "assets/site.css", "worker.js": "assets/worker.js", "nav.y
 # Material's script for search without a server needs the network; worker.js does not.
 _SHIM = re.compile(r"https://unpkg\.com/iframe-worker/shim")
 
-# A public name in the reference, and the heading that it has instead.
-_ENTRY = re.compile(
-  r"^::: (?P<name>\S+)$(\n    options:\n      heading: (?P<heading>\S+)$)?", re.MULTILINE
-)
+# A public name in the reference, as reference.py has written it.
+_ENTRY = re.compile(r"^## (?P<name>jax2tf\S*)$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[#)])")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {
@@ -65,7 +63,7 @@ def on_post_build(*, config: Any) -> None:
     _ENTRY.finditer(page.read_text(encoding="utf-8"))
     for page in (ROOT / "docs/reference/api").glob("*.md")
   )
-  named = {entry["heading"] or entry["name"] for page in entries for entry in page}
+  named = {entry["name"] for page in entries for entry in page}
   if missing := sorted(name for name in named if f'"title":"{name}' not in index):
     raise PluginError(f"search does not find {', '.join(missing)}")
 
