@@ -104,22 +104,32 @@ def no_rule(why_not: str | None) -> tuple[str, str]:
 def lowering_error(function: str, gaps: Iterable[UnsupportedEquation]) -> LoweringError:
   """Makes one error for all gaps of a function; equal gaps are merged, with every source line."""
   gaps = list(gaps)
+  entries = _entries(gaps, "TensorFlow interpretation rule for '{}' not implemented: {}")
+  return LoweringError(f"cannot lower '{function}' to TensorFlow.\n" + "\n".join(entries), gaps)
+
+
+def _entries(gaps: list[UnsupportedEquation], sentence: str) -> list[str]:
+  """The gaps as texts, equal ones as one with all of its lines."""
   lines_of: dict[tuple[str, str, str], list[str]] = {}
   for gap in gaps:
     lines_of.setdefault((gap.primitive, gap.reason, gap.advice), []).append(gap.where)
   entries = []
   for (primitive, reason, advice), wheres in lines_of.items():
-    unique = list(dict.fromkeys(wheres))
-    entries.append(
-      "\n".join(
-        [
-          f"TensorFlow interpretation rule for '{primitive}' not implemented: {reason}",
-          *(f"  at {where}" for where in unique),
-          f"  {advice}",
-        ]
-      )
-    )
-  return LoweringError(f"cannot lower '{function}' to TensorFlow.\n" + "\n".join(entries), gaps)
+    lines = [f"  at {where}" for where in dict.fromkeys(wheres)]
+    entries.append("\n".join([sentence.format(primitive, reason), *lines, f"  {advice}"]))
+  return entries
+
+
+class ArtifactError(ValueError):
+  """A source is no StableHLO artifact that can be read: it is cut or changed, of another kind, or
+  newer than the installed JAX."""
+
+
+def artifact_error(gaps: Iterable[UnsupportedEquation]) -> LoweringError:
+  """Makes one error for all ops of a StableHLO module that have no meaning in JAX."""
+  gaps = list(gaps)
+  entries = "\n".join(_entries(gaps, "'{}' cannot become operations of JAX: {}"))
+  return LoweringError(f"cannot open the StableHLO module.\n{entries}", gaps)
 
 
 # Packages whose frames lie between ours and the user's.

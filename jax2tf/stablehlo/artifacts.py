@@ -1,0 +1,67 @@
+"""What an artifact says beside its module: how its function is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Aval:
+  """Shape and dtype of an argument or a result; sizes may be symbolic dimensions."""
+
+  shape: tuple[Any, ...]
+  dtype: Any
+
+
+@dataclass(frozen=True)
+class Convention:
+  """How `jax.export` calls a module.
+
+  Attributes:
+    in_tree: of (args, kwargs).
+    out_tree: of the result.
+    platforms: more than one mean that the module takes their index as its first argument.
+    kept: the positions of the arguments that the module takes.
+    devices: for how many it was written.
+  """
+
+  in_tree: Any
+  in_avals: tuple[Aval, ...]
+  out_tree: Any
+  out_avals: tuple[Aval, ...]
+  platforms: tuple[str, ...]
+  kept: tuple[int, ...]
+  devices: int
+
+
+@dataclass(frozen=True)
+class Artifact:
+  """A StableHLO module and how to call it.
+
+  Attributes:
+    module: a portable artifact, MLIR bytecode or MLIR text.
+    convention: None for a module without one.
+    vjp: the artifact of its derivative, of arguments and cotangents; None if it has none.
+  """
+
+  name: str
+  module: bytes | str
+  convention: Convention | None = None
+  vjp: Artifact | Callable[[], Artifact] | None = None
+
+
+def of_exported(exported: Any) -> Artifact:
+  """The artifact of a `jax.export.Exported`; its derivative is made when it is needed."""
+  convention = Convention(
+    in_tree=exported.in_tree,
+    in_avals=tuple(Aval(aval.shape, aval.dtype) for aval in exported.in_avals),
+    out_tree=exported.out_tree,
+    out_avals=tuple(Aval(aval.shape, aval.dtype) for aval in exported.out_avals),
+    platforms=tuple(exported.platforms),
+    kept=tuple(exported.module_kept_var_idx),
+    devices=exported.nr_devices,
+  )
+  vjp = (lambda: of_exported(exported.vjp())) if exported.has_vjp() else None
+  return Artifact(exported.fun_name, exported.mlir_module_serialized, convention, vjp)

@@ -1,0 +1,25 @@
+"""The child process of `children`: a module on stdin, canonical bytecode on stdout.
+
+It ends with 1 and the reason on stdout if the module cannot be read.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from jax2tf.stablehlo import parsing
+
+
+def main() -> int:
+  data = sys.stdin.buffer.read()
+  try:
+    canonical = parsing.canonical(data)
+  except parsing.UnreadableError as error:
+    sys.stdout.write(str(error))
+    return 1
+  sys.stdout.buffer.write(canonical)
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

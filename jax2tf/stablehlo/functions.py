@@ -1,0 +1,248 @@
+"""The function that `load` returns."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.export import is_symbolic_dim
+
+from jax2tf import messages
+from jax2tf.stablehlo import parsing, refusals
+from jax2tf.stablehlo.artifacts import Artifact, Aval, Convention
+from jax2tf.stablehlo.evaluation import Evaluator
+from jax2tf.stablehlo.graph import Module, Value, reachable, walk
+from jax2tf.stablehlo.sizes import array
+
+_WIDE = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
+_KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+class Function:
+  """A StableHLO module as a JAX function.
+
+  It can be called, jitted, vmapped, differentiated, exported and converted. Its derivatives are
+  those that the artifact contains, where it does (`exported.serialize(vjp_order=1)`), and else
+  those of its operations.
+
+  Attributes:
+    name: of the function that was exported.
+    in_tree: the structure of (args, kwargs).
+    in_avals: shapes and dtypes of their leaves; sizes may be symbolic dimensions.
+    out_tree, out_avals: the same of the result.
+    argument_names: of the leaves, such as "params['w']"; empty where the artifact has none.
+    platforms: for which it was written; empty where the artifact does not say.
+    notes: what the artifact does not tell about the original function.
+  """
+
+  def __init__(self, artifact: Artifact):
+    module = parsing.parse(artifact.module)
+    refusals.check(module)
+    self.name = artifact.name or module.main.name
+    convention = artifact.convention or _convention_of(module)
+    self.in_tree, self.out_tree = convention.in_tree, convention.out_tree
+    self.in_avals, self.out_avals = convention.in_avals, convention.out_avals
+    self.platforms = convention.platforms
+    self.argument_names = _argument_names(module, convention)
+    self.notes = tuple(_notes(artifact, convention))
+    self._is_wide = _is_wide(module)
+    self._flat = _differentiable(artifact, _Flat(self.name, module, convention))
+    self.__name__ = self.__qualname__ = self.name
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    if tree != self.in_tree:
+      raise messages.ArgumentTypeError(
+        "args",
+        problem=f"the function {self.name} takes arguments of the structure {self.in_tree}, and "
+        f"got {tree}",
+      )
+    with self._precision():
+      arrays = [
+        _fitting(leaf, aval, self.argument_names[index] or f"args[{index}]")
+        for index, (leaf, aval) in enumerate(zip(leaves, self.in_avals, strict=True))
+      ]
+      return jax.tree.unflatten(self.out_tree, self._flat(*arrays))
+
+  def _precision(self) -> contextlib.AbstractContextManager[Any]:
+    """A module with values of 64 bits has them in a program of 32 bits, too."""
+    return jax.enable_x64(True) if self._is_wide else contextlib.nullcontext()
+
+  def __repr__(self) -> str:
+    return f"<StableHLO function {self.name}>"
+
+
+class _Flat:
+  """The function of flat arguments."""
+
+  def __init__(self, name: str, module: Module, convention: Convention):
+    self._module, self._convention = module, convention
+    self.__name__ = self.__qualname__ = name
+
+  def __call__(self, *leaves: Any) -> list[Any]:
+    convention, main = self._convention, self._module.main
+    kept = [_bare(leaves[index], convention.in_avals[index]) for index in convention.kept]
+    values = iter(kept)
+    operands = [
+      self._without_argument(argument, attributes, values)
+      for argument, attributes in zip(main.block.arguments, main.argument_attributes, strict=True)
+    ]
+    results = Evaluator(self._module).call(main.name, operands)
+    arrays = [array(result) for result in results if result is not None]
+    return [
+      _dressed(result, aval) for result, aval in zip(arrays, convention.out_avals, strict=True)
+    ]
+
+  def _without_argument(self, argument: Value, attributes: Any, values: Any) -> Any:
+    """The next operand; tokens and the index of the platform are no arguments."""
+    if argument.type is None:
+      return None
+    if attributes.get("jax.global_constant") == "_platform_index":
+      return np.array(_platform_index(self._convention.platforms), np.int32)
+    return next(values)
+
+
+def _platform_index(platforms: Sequence[str]) -> int:
+  backend = jax.default_backend()
+  names = {"gpu": ("cuda", "rocm", "gpu")}.get(backend, (backend,))
+  return next((index for index, platform in enumerate(platforms) if platform in names), 0)
+
+
+def _differentiable(artifact: Artifact, flat: _Flat) -> Any:
+  """The function with the derivative that the artifact contains."""
+  jitted = jax.jit(flat)
+  if artifact.vjp is None:
+    return jitted
+  derivative: list[Any] = []
+
+  def backward(leaves: Any, cotangents: Any) -> Any:
+    if not derivative:
+      vjp = artifact.vjp() if callable(artifact.vjp) else artifact.vjp
+      assert vjp is not None
+      derivative.append(Function(vjp))
+    return tuple(derivative[0]._flat(*leaves, *cotangents))
+
+  with_rule = jax.custom_vjp(jitted)
+  with_rule.defvjp(lambda *leaves: (jitted(*leaves), leaves), backward)
+  return with_rule
+
+
+def _fitting(leaf: Any, aval: Aval, name: str) -> Any:
+  """The argument as an array of the dtype and shape that the module takes."""
+  if aval.dtype == jax.dtypes.float0:
+    return leaf
+  is_array = hasattr(leaf, "dtype")
+  value = leaf if is_array and leaf.dtype == aval.dtype else jnp.asarray(leaf)
+  if not is_array and jnp.can_cast(value.dtype, aval.dtype):
+    value = value.astype(aval.dtype)
+  fits = len(value.shape) == len(aval.shape) and all(
+    is_symbolic_dim(wanted) or is_symbolic_dim(got) or wanted == got
+    for wanted, got in zip(aval.shape, value.shape, strict=True)
+  )
+  if value.dtype != aval.dtype or not fits:
+    wanted, got = (f"{x.dtype}[{','.join(map(str, x.shape))}]" for x in (aval, value))
+    raise messages.ArgumentError(name, problem=f"it is {got}; the function takes {wanted}")
+  return value
+
+
+def _bare(leaf: Any, aval: Aval) -> Any:
+  """An argument as the module takes it."""
+  if aval.dtype == jax.dtypes.float0:
+    return np.zeros(np.shape(leaf), bool)
+  if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    return jax.random.key_data(leaf)
+  return leaf
+
+
+def _dressed(result: Any, aval: Aval) -> Any:
+  """A result of the module as the function returns it."""
+  if aval.dtype == jax.dtypes.float0:
+    return np.zeros(result.shape, jax.dtypes.float0)
+  if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    return jax.random.wrap_key_data(jnp.asarray(result), impl=_key_implementation(aval.dtype))
+  return jnp.asarray(result)
+
+
+def _key_implementation(dtype: Any) -> str:
+  dtypes = {
+    name: jax.eval_shape(lambda name=name: jax.random.key(0, impl=name)).dtype for name in _KEYS
+  }
+  return next(name for name, each in dtypes.items() if each == dtype)
+
+
+def _is_wide(module: Module) -> bool:
+  """Whether the module has values of 64 bits."""
+  for function in reachable(module):
+    values = list(function.block.arguments)
+    for op in walk(function.block):
+      values += op.results
+    if any(value.type is not None and value.type.dtype in _WIDE for value in values):
+      return True
+  return False
+
+
+def _convention_of(module: Module) -> Convention:
+  """How a module is called that has no convention: with its arguments, flat."""
+  main = module.main
+  names = (f"d{number}" for number in range(10**6))
+  scope = export.SymbolicScope(())
+
+  def avals(values: Sequence[Value]) -> tuple[Aval, ...]:
+    return tuple(_aval(value, names, scope) for value in values if value.type is not None)
+
+  in_avals, out_avals = avals(main.block.arguments), avals(main.block.results)
+  in_tree = jax.tree.structure((tuple(range(len(in_avals))), {}))
+  out_tree = jax.tree.structure(tuple(range(len(out_avals))))
+  if len(out_avals) == 1:
+    out_tree = jax.tree.structure(0)
+  return Convention(in_tree, in_avals, out_tree, out_avals, (), tuple(range(len(in_avals))), 1)
+
+
+def _aval(value: Value, names: Any, scope: Any) -> Aval:
+  words = [next(names) if size is None else str(size) for size in value.shape]
+  return Aval(tuple(export.symbolic_shape(",".join(words), scope=scope)), value.dtype)
+
+
+def _argument_names(module: Module, convention: Convention) -> tuple[str, ...]:
+  """The names of the leaves, which JAX writes as the locations of the module's arguments."""
+  names = [""] * len(convention.in_avals)
+  inner = module.functions.get("_wrapped_jax_export_main", module.main)
+  found = [
+    name
+    for name, argument, attributes in zip(
+      inner.argument_names, inner.block.arguments, inner.argument_attributes, strict=True
+    )
+    if argument.type is not None and "jax.global_constant" not in attributes
+  ]
+  if len(found) == len(convention.kept):
+    for index, name in zip(convention.kept, found, strict=True):
+      names[index] = name if re.match(r"[A-Za-z_]", name) else ""
+  return tuple(names)
+
+
+def _notes(artifact: Artifact, convention: Convention) -> list[str]:
+  notes = []
+  if artifact.vjp is None:
+    notes.append(
+      "The artifact has no derivative of its own: custom_jvp, custom_vjp and stop_gradient of the "
+      "original function are lost, and its derivatives are those of its operations. "
+      "exported.serialize(vjp_order=1) keeps them."
+    )
+  dims = [size for aval in convention.in_avals for size in aval.shape]
+  if dims and not any(map(is_symbolic_dim, dims)):
+    notes.append(
+      "All sizes of the arguments are fixed. An export with jax.export.symbolic_shape leaves them "
+      "open."
+    )
+  if convention.devices > 1:
+    notes.append(
+      f"The artifact was written for {convention.devices} devices; the function runs on one, "
+      "and the places of arrays are left out."
+    )
+  return notes

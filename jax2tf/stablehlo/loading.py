@@ -1,0 +1,120 @@
+"""`jax2tf.stablehlo.load`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import export
+
+from jax2tf import errors, messages
+from jax2tf.stablehlo import (  # noqa: F401  registers the rules
+  artifacts,
+  children,
+  control_flow,
+  custom_calls,
+  elementwise,
+  export_files,
+  indexing,
+  lapack,
+  linear_algebra,
+  parsing,
+  products,
+  randomness,
+  reductions,
+  shapes,
+  sorting,
+)
+from jax2tf.stablehlo.functions import Function
+
+
+def load(source: Any, *, untrusted: bool = False) -> Function:
+  """Makes a JAX function of a StableHLO artifact.
+
+  The values are those of the module: JAX's, for a module that JAX wrote. The function can be
+  called, jitted, vmapped, differentiated, exported and converted. What the artifact does not tell
+  of the original function is in its `notes`.
+
+  Args:
+    source: a `jax.export.Exported`; the bytes of one as `serialize` gives them, of any JAX from
+      0.4.26 on; or a StableHLO module: a portable artifact, MLIR bytecode or MLIR text. Or a path
+      of a file with one of these, a str or `os.PathLike`.
+    untrusted: whether the bytes may be meant to harm. MLIR's parser can end the process for some;
+      then it reads them in a child process first. Nothing in an artifact is executed in any case.
+
+  Returns:
+    A `Function` with the artifact's calling convention: pytrees, symbolic sizes with their
+    constraints, and names of arguments. A module alone takes its arguments in their order, and
+    returns one array, or a tuple.
+
+  Raises:
+    ArtifactError: the source is none of these, or is cut or changed.
+    LoweringError: the module has operations that JAX lacks; it lists all of them with their lines.
+    FileNotFoundError: there is no file at the path.
+
+  Examples:
+    >>> import jax, jax.numpy as jnp, jax2tf
+    >>> exported = jax.export.export(jax.jit(jnp.sin))(jax.ShapeDtypeStruct((2,), "float32"))
+    >>> function = jax2tf.stablehlo.load(exported.serialize())
+    >>> function(jnp.zeros(2))
+    Array([0., 0.], dtype=float32)
+  """
+  if isinstance(source, export.Exported):
+    return _function(artifacts.of_exported(source), "the jax.export.Exported")
+  name, data = _contents(source)
+  if isinstance(data, bytes) and not data.startswith(parsing.BYTECODE):
+    data = _text_or_bytes(data)
+  if isinstance(data, str) or data.startswith(parsing.BYTECODE):
+    artifact = artifacts.Artifact("", data)
+  else:
+    try:
+      artifact = export_files.read(data)
+    except export_files.NoExportError as error:
+      raise errors.ArtifactError(
+        f"{name} is neither a file of jax.export nor a StableHLO module: {error}"
+      ) from None
+  if untrusted:
+    artifact = children.checked(artifact, name)
+  return _function(artifact, name)
+
+
+def _function(artifact: artifacts.Artifact, name: str) -> Function:
+  try:
+    return Function(artifact)
+  except parsing.UnreadableError as error:
+    raise errors.ArtifactError(
+      f"{name} has no StableHLO module that JAX {_version()} can read: {error}"
+    ) from None
+
+
+def _version() -> str:
+  return jax.__version__
+
+
+def _contents(source: Any) -> tuple[str, bytes | str]:
+  """How a message names the source, and what is in it."""
+  if isinstance(source, bytes | bytearray | memoryview):
+    return "the source", bytes(source)
+  if isinstance(source, str) and ("\n" in source or "func.func" in source):
+    return "the source", source
+  if isinstance(source, str | os.PathLike):
+    return f"the file {os.fspath(source)}", Path(source).read_bytes()
+  raise messages.ArgumentTypeError(
+    "source",
+    type(source),
+    problem="it is no artifact",
+    advice="pass a jax.export.Exported, bytes, MLIR text, or the path of a file",
+  )
+
+
+def _text_or_bytes(data: bytes) -> bytes | str:
+  """MLIR text as such; other bytes as they are."""
+  head = data[:4096]
+  if b"\0" in head or not any(word in data for word in (b"func.func", b"module", b"vhlo.func")):
+    return data
+  try:
+    return data.decode()
+  except UnicodeDecodeError:
+    return data
