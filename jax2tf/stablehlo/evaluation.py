@@ -32,7 +32,8 @@ class Evaluator:
     is_baked = [
       index in needed and sizes.is_static(operand) for index, operand in enumerate(operands)
     ]
-    if all(is_baked) or name == self._module.main.name:
+    is_of_sizes = all(map(sizes.is_small, operands))
+    if is_of_sizes or name == self._module.main.name:
       return self.run(name, operands)
     key = (
       name,

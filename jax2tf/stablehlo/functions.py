@@ -63,11 +63,11 @@ class Function:
         problem=f"the function {self.name} takes arguments of the structure {self.in_tree}, and "
         f"got {tree}",
       )
+    arrays = [
+      _fitting(leaf, aval, self.argument_names[index] or f"args[{index}]")
+      for index, (leaf, aval) in enumerate(zip(leaves, self.in_avals, strict=True))
+    ]
     with self._precision():
-      arrays = [
-        _fitting(leaf, aval, self.argument_names[index] or f"args[{index}]")
-        for index, (leaf, aval) in enumerate(zip(leaves, self.in_avals, strict=True))
-      ]
       return jax.tree.unflatten(self.out_tree, self._flat(*arrays))
 
   def _precision(self) -> contextlib.AbstractContextManager[Any]:
@@ -137,10 +137,12 @@ def _fitting(leaf: Any, aval: Aval, name: str) -> Any:
   """The argument as an array of the dtype and shape that the module takes."""
   if aval.dtype == jax.dtypes.float0:
     return leaf
-  is_array = hasattr(leaf, "dtype")
-  value = leaf if is_array and leaf.dtype == aval.dtype else jnp.asarray(leaf)
-  if not is_array and jnp.can_cast(value.dtype, aval.dtype):
-    value = value.astype(aval.dtype)
+  if isinstance(leaf, bool | int | float | complex) and _holds(aval.dtype, leaf):
+    value: Any = np.array(leaf).astype(aval.dtype)
+  elif hasattr(leaf, "dtype") and leaf.dtype == aval.dtype:
+    value = leaf
+  else:
+    value = jnp.asarray(leaf)
   fits = len(value.shape) == len(aval.shape) and all(
     is_symbolic_dim(wanted) or is_symbolic_dim(got) or wanted == got
     for wanted, got in zip(aval.shape, value.shape, strict=True)
@@ -149,6 +151,13 @@ def _fitting(leaf: Any, aval: Aval, name: str) -> Any:
     wanted, got = (f"{x.dtype}[{','.join(map(str, x.shape))}]" for x in (aval, value))
     raise messages.ArgumentError(name, problem=f"it is {got}; the function takes {wanted}")
   return value
+
+
+def _holds(dtype: Any, number: Any) -> bool:
+  """Whether a number of Python may become the dtype, as in JAX's own calls."""
+  kinds = {bool: np.bool_, int: np.integer, float: np.floating, complex: np.complexfloating}
+  wider = list(kinds.values())[list(kinds).index(type(number)) :]
+  return any(jnp.issubdtype(dtype, kind) for kind in wider)
 
 
 def _bare(leaf: Any, aval: Aval) -> Any:

@@ -103,6 +103,8 @@ class _Conversion:
   def module(self, module: Any) -> Module:
     functions: dict[str, Function] = {}
     for view in module.body.operations:
+      if view.operation.name.startswith("sdy."):  # a mesh
+        continue
       if view.operation.name != "func.func":
         raise UnreadableError(f"the module has an op {view.operation.name} where functions stand")
       function = self._function(view.operation)

@@ -157,6 +157,12 @@ def _optimization_barrier(evaluation: Evaluation, op: Op, *values: Any) -> Any:
   return list(lax.optimization_barrier(values))
 
 
+@rule("reshard", "sharding_constraint", dialect="sdy", values=True)
+def _sharding(evaluation: Evaluation, op: Op, value: Any) -> Any:
+  """It says on which devices the value is; here there is one."""
+  return [value]
+
+
 @rule("create_token", "after_all", values=True)
 def _token(evaluation: Evaluation, op: Op, *tokens: Any) -> Any:
   return [None]

@@ -49,6 +49,11 @@ def is_static(value: Any) -> bool:
   return isinstance(value, np.ndarray | np.generic | Sizes)
 
 
+def is_small(value: Any) -> bool:
+  """Whether a value may be sizes: it is static, and has few integers or booleans."""
+  return is_static(value) and _is_small(value.shape, value.dtype)
+
+
 def settled(values: Any, dtype: Any) -> np.ndarray[Any, Any] | Sizes:
   """A NumPy array if each entry is a number, which wraps as the op does; else Sizes."""
   values, dtype = np.asarray(values, object), np.dtype(dtype)
@@ -168,7 +173,7 @@ def folded(op: Op, operands: Sequence[Any]) -> np.ndarray[Any, Any] | Sizes | No
     return None
   if not _is_small(result.shape, result.type.dtype):
     return None
-  if not all(is_static(each) and _is_small(each.shape, each.dtype) for each in operands):
+  if not all(map(is_small, operands)):
     return None
   entries = [
     each.values if isinstance(each, Sizes) else np.asarray(each).astype(object) for each in operands

@@ -1,0 +1,57 @@
+"""Every artifact that an older JAX wrote is read, also those that JAX itself refuses as expired."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax2tf import stablehlo
+from tests.stablehlo import stored
+
+_NEWER = {"0.12.0.1": (0, 12)}
+_CASES = [(version, case) for version in stored.VERSIONS for case in stored.cases(version)]
+
+
+@pytest.mark.parametrize(("version", "case"), _CASES)
+def test_release(version, case):
+  if jax.version.__version_info__ < _NEWER.get(version, (0,)):
+    pytest.skip("this jaxlib cannot read StableHLO of a newer one")
+  found = stored.artifact(version, case)
+  function = stablehlo.load(found.blob)
+  args, kwargs = jax.tree.unflatten(function.in_tree, found.arguments)
+  results = jax.tree.leaves(function(*args, **kwargs))
+  _same(results, found.results)
+  if found.gradients:
+    gradients = jax.grad(_total(function), argnums=tuple(range(len(args))))(*args)
+    _same(jax.tree.leaves(gradients), found.gradients)
+
+
+def _total(function):
+  def total(*args):
+    leaves = jax.tree.leaves(function(*args))
+    return sum(jnp.sum(jnp.sin(x)) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating))
+
+  return total
+
+
+def _same(results, expected):
+  for result, wanted in zip(results, expected, strict=True):
+    if jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
+      result, wanted = jax.random.key_data(result), jax.random.key_data(wanted)
+    result, wanted = np.asarray(result), np.asarray(wanted)
+    assert result.dtype == wanted.dtype
+    if wanted.dtype.kind in "fcV":
+      wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
+      tolerance = 2e-5 if wanted.dtype.itemsize > 2 else 2**-7  # XLA has changed where it rounds
+      np.testing.assert_allclose(result.astype(wide), wanted.astype(wide), tolerance, tolerance)
+    else:
+      np.testing.assert_array_equal(result, wanted)
+
+
+def test_modules_of_pytorch():
+  for module, arrays in stored.torch_modules().values():
+    function = stablehlo.load(module)
+    weights = [arrays[f"w{index}"] for index in range(sum(name[0] == "w" for name in arrays))]
+    operands = [*weights, arrays["x"]]
+    result = function(*(operands[index] for index in arrays["kept"]))
+    np.testing.assert_allclose(jax.tree.leaves(result)[0], arrays["y"], 1e-4, 1e-5)
