@@ -86,8 +86,8 @@ _PROGRAMS = [
 
 
 def _same(left, right):
-  for got, wanted in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-    got, wanted = np.asarray(got), np.asarray(wanted)
+  leaves = ([np.asarray(leaf) for leaf in jax.tree.leaves(tree)] for tree in (left, right))
+  for got, wanted in zip(*leaves, strict=True):
     assert got.dtype == wanted.dtype
     assert got.shape == wanted.shape
     if jnp.issubdtype(wanted.dtype, jnp.inexact):

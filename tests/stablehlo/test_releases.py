@@ -35,10 +35,7 @@ def _total(function):
 
 
 def _same(results, expected):
-  for result, wanted in zip(results, expected, strict=True):
-    if jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
-      result, wanted = jax.random.key_data(result), jax.random.key_data(wanted)
-    result, wanted = np.asarray(result), np.asarray(wanted)
+  for result, wanted in zip(map(_bare, results), map(_bare, expected), strict=True):
     assert result.dtype == wanted.dtype
     if wanted.dtype.kind in "fcV":
       wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
@@ -46,6 +43,11 @@ def _same(results, expected):
       np.testing.assert_allclose(result.astype(wide), wanted.astype(wide), tolerance, tolerance)
     else:
       np.testing.assert_array_equal(result, wanted)
+
+
+def _bare(value):
+  is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+  return np.asarray(jax.random.key_data(value) if is_key else value)
 
 
 def test_modules_of_pytorch():
