@@ -19,10 +19,11 @@ from . import replay
 from .replay import Replacement
 
 _EXACT = 2**24
-_BOUNDS = {tf.int8: 128, tf.uint8: 255, tf.as_dtype("int4"): 8, tf.as_dtype("uint4"): 15}
+_LARGEST = 255  # of the magnitudes of 8-bit integers
 # Ops whose first operand has the elements of the result, or zeros.
 _MOVES = {"ExpandDims", "GatherV2", "Identity", "Pad", "Reshape", "ReverseV2", "Slice", "Squeeze"}
 _MOVES |= {"StridedSlice", "Tile", "Transpose", "Unpack", "BroadcastTo"}
+_OF_4_BITS = {tf.as_dtype("int4"): (-8, 7), tf.as_dtype("uint4"): (0, 15)}
 _IN_FLOAT32 = {tf.int32: tf.float32}
 
 
@@ -100,14 +101,30 @@ def _parts(op: tf.Operation, terms: int) -> int:
 
 
 def _bound(x: tf.Tensor) -> int | None:
-  """The largest magnitude of an operand of 8 bits; None for another one."""
-  while x.dtype not in _BOUNDS:
-    if x.dtype.is_integer and (x.op.type == "Cast" or x.op.type in _MOVES):
-      x = x.op.inputs[0]
-    elif x.op.type == "Const" and x.dtype.is_integer:
-      value = np.asarray(tf.get_static_value(x)).astype(np.int64)
-      largest = int(np.abs(value).max(initial=0))
-      return largest if largest <= max(_BOUNDS.values()) else None
-    else:
-      return None
-  return _BOUNDS[x.dtype]
+  """The largest magnitude of an operand; None if it may be more than that of 8 bits."""
+  least, greatest = _range(x)
+  largest = max(-least, greatest)
+  return largest if largest <= _LARGEST else None
+
+
+def _range(x: tf.Tensor) -> tuple[int, int]:
+  """Numbers between which all elements of a tensor of integers are."""
+  op, limits = x.op, _limits(x.dtype)
+  if x.dtype.size == 1:
+    return limits
+  if op.type == "Const":
+    value = np.asarray(tf.get_static_value(x))
+    return int(value.min(initial=0)), int(value.max(initial=0))
+  if (op.type != "Cast" and op.type not in _MOVES) or not op.inputs[0].dtype.is_integer:
+    return limits
+  least, greatest = _range(op.inputs[0])
+  # a cast takes an element that its dtype lacks modulo 2**bits: -1 becomes 2**16 - 1
+  fits = limits[0] <= least and greatest <= limits[1]
+  return (min(least, 0), max(greatest, 0)) if fits else limits
+
+
+def _limits(dtype: tf.DType) -> tuple[int, int]:
+  """The least and the greatest integer of a dtype."""
+  if dtype in _OF_4_BITS:
+    return _OF_4_BITS[dtype]
+  return int(dtype.min), int(dtype.max)

@@ -44,6 +44,11 @@ def fun(params: Any, x: jax.Array, image: jax.Array) -> dict[str, jax.Array]:
     "convolution": lax.conv_general_dilated(
       image, params["kernel"], (2, 2), "SAME", **dimensions, **results
     ),
+    # -1 becomes 2**16 - 1, which is no 8-bit integer any more
+    "wrapped": dot(x.astype(jnp.uint16).astype(jnp.int32), params["w"].astype(jnp.int32), (1,)),
+    "wrapped_twice": dot(x.astype(jnp.uint32).astype(jnp.uint16), params["w"], (1,)),
+    "wrapped_parameter": dot(x, params["w"].astype(jnp.uint16), (1,)),
+    "unsigned": dot(x.astype(jnp.uint8), params["w"].astype(jnp.uint8), (1,)),
     "groups": lax.conv_general_dilated(
       image, params["grouped"], (1, 1), "VALID", feature_group_count=2, **dimensions, **results
     ),
