@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.saving import serialization_lib
 
@@ -111,6 +112,19 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         aggregation="none" if weight.trainable else "mean" if inexact else "only_first_replica",
         name=name,
       )
+
+  def values(self) -> dict[str, np.ndarray]:
+    """The weights as they are now, for instance to give them back to JAX after a training.
+
+    Returns:
+      {path: array}, with paths such as "encoder/0/kernel"; the state is below "state/".
+    """
+    described = [*self._program.params, *self._program.state]
+    variables = [*self.parameter_weights, *self.state_weights]
+    return {
+      weight.path: keras.ops.convert_to_numpy(variable)
+      for weight, variable in zip(described, variables, strict=True)
+    }
 
   def call(self, inputs: Any, training: bool | None = False) -> Any:
     """Computes the outputs of the function.

@@ -13,6 +13,7 @@ import argparse
 import base64
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ _TEXT = "A cat is asleep on the sofa.\nThe kitten naps on the couch."
 
 
 def write(
-  folder: Path,
+  folder: str | os.PathLike[str],
   *,
   title: str = "",
   labels: Sequence[str] = (),
@@ -57,6 +58,7 @@ def write(
     ValueError: no output of floats has as many classes as there are labels; the tokenizer is not a
       tokenizer.json, or no input takes its tokens.
   """
+  folder = Path(folder)
   model: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
   text_tokenizer = None if tokenizer is None else read_tokenizer(tokenizer)
   check(model["signature"], labels, text_tokenizer is not None)

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 import tensorflow as tf
+from flax import traverse_util
 from keras.src.saving import serialization_lib
 
 import jax2tf
@@ -137,6 +138,19 @@ def test_weights_are_the_leaves_by_their_paths():
     *(f"net/state/batch_stats/BatchNorm_0/{name}" for name in ("mean", "var")),
   ]
   assert [w.path for w in found.variables][-1].endswith("seed_generator_state")
+
+
+def test_values_are_those_that_training_left(trained):
+  model, _ = trained
+  values = model.layers[-1].values()
+  assert set(values) == {
+    *("BatchNorm_0/bias", "BatchNorm_0/scale", "Dense_0/kernel", "Dense_1/bias", "Dense_1/kernel"),
+    *("state/batch_stats/BatchNorm_0/mean", "state/batch_stats/BatchNorm_0/var"),
+  }
+  nested = traverse_util.unflatten_dict(values, sep="/")
+  state = nested.pop("state")
+  y = apply(nested, state, X, False, None)[1]
+  np.testing.assert_allclose(model.predict(X, verbose=0), y, rtol=1e-5, atol=1e-6)
 
 
 def test_statistics_are_written_in_training_only(trained):
