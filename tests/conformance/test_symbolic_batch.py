@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.symbolic_batch import cases, run
+from tests.support.conformance.symbolic_batch import cases, run
 
 
 @pytest.mark.sampled

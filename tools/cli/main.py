@@ -10,7 +10,18 @@ from collections.abc import Sequence
 import click
 
 import jax2tf
-from jax2tf.tools.cli import batch, check, convert, diff, generate, inspect, query, serve, verify
+from jax2tf.tools.cli import (
+  batch,
+  check,
+  convert,
+  diff,
+  generate,
+  inspect,
+  opening,
+  query,
+  serve,
+  verify,
+)
 from jax2tf.tools.cli._failures import described, interrupted
 from jax2tf.tools.cli._json import dumps
 
@@ -33,6 +44,7 @@ for _verb in (
   generate.generate,
 ):
   command.add_command(_verb)
+command.add_command(opening.opening, "open")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

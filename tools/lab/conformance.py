@@ -37,8 +37,7 @@ def main(groups: list[str], fresh: bool) -> None:
   sample = harnesses.sample(_SAMPLE, seed=0)
   cases_of = [(sorted(everything), _WAYS), (sample, _SAMPLED_WAYS)]
   chosen = [(name, way) for names, ways in cases_of for name in names for way in ways]
-  if groups:
-    chosen = [case for case in chosen if everything[case[0]].group_name in groups]
+  chosen = harnesses.in_groups(chosen, groups)
   results = sweeps.run(
     "conformance",
     harnesses.run,

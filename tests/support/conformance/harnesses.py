@@ -14,6 +14,7 @@ import re
 import sys
 import warnings
 import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -92,12 +93,22 @@ def sample(size: int, seed: int) -> list[str]:
   return sorted(chosen | set(rng.sample(rest, min(max(0, size - len(chosen)), len(rest)))))
 
 
+def outcome_of(name: str, way: str) -> Callable[..., Outcome]:
+  """Makes the outcome of a harness, of its status and what follows it."""
+  harness = load()[name]
+  dtype = np.dtype(harness.dtype).name if harness.dtype is not None else ""
+  return functools.partial(Outcome, name, harness.group_name, dtype, way)
+
+
+def in_groups(cases: Sequence[tuple[str, str]], groups: Sequence[str]) -> list[tuple[str, str]]:
+  """The cases (harness, way) of these groups; all for no groups."""
+  return [case for case in cases if not groups or load()[case[0]].group_name in groups]
+
+
 @functools.cache
 def run(name: str, way: str) -> Outcome:
   """One harness in one way, once in a process; never raises."""
-  harness = load()[name]
-  dtype = np.dtype(harness.dtype).name if harness.dtype is not None else ""
-  outcome = functools.partial(Outcome, name, harness.group_name, dtype, way)
+  harness, outcome = load()[name], outcome_of(name, way)
   with jax.enable_x64(name.endswith(X64)), warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:

@@ -25,7 +25,7 @@ from tests.support.conformance.harnesses import Outcome, compare, load
 
 WAY = "symbolic_batch"
 SIZES = (1, 3)
-_SPEC = "b, ..."
+SPEC = "b, ..."
 
 
 def cases() -> dict[str, str]:
@@ -54,10 +54,10 @@ def run(name: str, sizes: Sequence[int] = SIZES) -> Outcome:
   with jax.enable_x64(name.endswith("@x64")), warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:
-      fun, batches = _batched(name, harness, sizes)
+      fun, batches = batched(name, harness, sizes)
       references = [jax.block_until_ready(jax.jit(fun)(*batch)) for batch in batches]
       specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in batches[0]]
-      jax.eval_shape(fun, *jax.export.symbolic_args_specs(specs, [_SPEC] * len(specs)))
+      jax.eval_shape(fun, *jax.export.symbolic_args_specs(specs, [SPEC] * len(specs)))
     except Exception as error:  # JAX itself cannot batch it
       return outcome("skip", detail=f"JAX: {type(error).__name__}: {error}"[:2000])
     try:
@@ -75,7 +75,7 @@ def run(name: str, sizes: Sequence[int] = SIZES) -> Outcome:
       return outcome("fail", detail=f"{type(error).__name__}: {error}"[:2000])
 
 
-def _batched(name: str, harness: Any, sizes: Sequence[int]) -> tuple[Any, list[list[Any]]]:
+def batched(name: str, harness: Any, sizes: Sequence[int]) -> tuple[Any, list[list[Any]]]:
   """(the vmapped function, its arguments for each size); every row of a batch has its own
   values."""
   seed = zlib.crc32(name.encode())
@@ -91,7 +91,7 @@ def _batched(name: str, harness: Any, sizes: Sequence[int]) -> tuple[Any, list[l
 
 def _concrete_function(fun: Any, batch: Sequence[Any]) -> Any:
   """The graph of the conversion of `fun`, which does not know the batch size."""
-  converted = jax2tf.convert(fun, polymorphic_shapes=[_SPEC] * len(batch))
+  converted = jax2tf.convert(fun, polymorphic_shapes=[SPEC] * len(batch))
   return tf.function(converted, autograph=False).get_concrete_function(
     *[tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in batch]
   )

@@ -1,0 +1,151 @@
+"""Writes a closed SavedModel as an ordinary one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jax2tf.errors import warn_user
+from jax2tf.messages import Argument, ArgumentError, Message
+
+from .. import stages
+from ..bundle import paths, publish
+from ..bundle.files import SAVED_MODEL
+from ..saved_model.draws import HOSTILE
+from ..verify import plan
+from ..verify.report import Report
+from . import closed, comparison, files, rewriting
+
+
+class OpenError(RuntimeError):
+  """An opened model computes other values than the closed one."""
+
+
+@dataclass(frozen=True)
+class Opened:
+  """The result of `save`.
+
+  Attributes:
+    path: the SavedModel.
+    count: the number of closed ops that were opened.
+    report: the comparison with the closed model.
+    notes: what could not be compared, or not with TensorFlow, in sentences.
+  """
+
+  path: Path
+  count: int
+  report: Report
+  notes: tuple[str, ...] = ()
+
+
+def save(
+  source: paths.Given,
+  path: paths.Given,
+  *,
+  overwrite: bool = False,
+  sizes: Mapping[str, int | Sequence[int]] | None = None,
+  samples: int = 2,
+  rtol: float | None = None,
+  atol: float | None = None,
+) -> Opened:
+  """Writes a SavedModel of ordinary TensorFlow ops with the values of a closed one.
+
+  Closed are the SavedModels of `jax.experimental.jax2tf`, of Keras' `model.export` with the backend
+  JAX, and of `jax2tf.convert(native_serialization=True)`: their XlaCallModule ops hold compiled
+  programs (StableHLO), which tf2onnx, OpenVINO, TF.js and most other tools refuse. Each such op
+  becomes a call of a function of ordinary ops, wherever it stands. All else stays: signatures,
+  variables, which are copied and not loaded, assets, names of functions, and saved gradients.
+
+  The result is compared with the closed model, and written only if it agrees: all signatures, at
+  several sizes, with ordinary inputs; and gradients where they are saved. Differences for NaN,
+  infinities and extreme numbers are a warning, as for the exporters.
+
+  Args:
+    source: the SavedModel, or the folder of its versions, which stands for its newest version.
+    path: the folder to write, which is the SavedModel.
+    overwrite: whether to replace what is there, at once.
+    sizes: {dimension variable: size or sizes} at which to compare. The variables are those of the
+      manifest; without one, "b" is the first axis.
+    samples: the number of random inputs of each kind and size.
+    rtol, atol: tolerances of floating point results, in place of those of their dtypes.
+
+  Returns:
+    what was written, with the comparison.
+
+  Raises:
+    FileNotFoundError: there is no SavedModel.
+    ValueError: it has no closed ops; a file is damaged; an ArtifactError if JAX cannot read a
+      module.
+    NotImplementedError: an op cannot be opened; a LoweringError lists the operations of modules.
+    FileExistsError: `path` exists and `overwrite` is False.
+    NotADirectoryError: `path` is a file.
+    OSError: it cannot be written.
+    OpenError: the opened model differs from the closed one.
+
+  Examples:
+    >>> import jax2tf, jax.numpy as jnp, tensorflow as tf
+    >>> from jax2tf.converters import opened
+    >>> closed = tf.Module()
+    >>> closed.f = tf.function(
+    ...   jax2tf.convert(jnp.sin, polymorphic_shapes=["b"], native_serialization=True),
+    ...   input_signature=[tf.TensorSpec([None], tf.float32, "x")],
+    ... )
+    >>> tf.saved_model.save(closed, "closed_model")
+    >>> opened.save("closed_model", "open_model").count
+    2
+  """
+  options = plan.Comparison(sizes=sizes, samples=samples, rtol=rtol, atol=atol)
+  target = _checked(path, overwrite)
+  saved = publish.saved_model_in(paths.of(source, "source"), "source")
+  with paths.fetched(saved) as directory, publish.beside(target.parent) as place:
+    _check_closed(directory, saved)
+    with stages.stage("open the modules"):
+      count = files.copied(directory, place, rewriting.opened)
+    report, notes = comparison.compared(directory, place, str(saved), options)
+    _check_equal(report)
+    if target.exists():
+      _checked(path, overwrite)  # again, because the comparison may have taken minutes
+      publish.replace_folder(place, target)
+    else:
+      publish.move(place, target, last=SAVED_MODEL)
+  return Opened(target, count, report, notes)
+
+
+def _checked(path: paths.Given, overwrite: bool) -> Path:
+  target = paths.of(path)
+  if target.exists() and not target.is_dir():
+    raise NotADirectoryError(
+      Message(Argument("path", str(target)), problem="it is a file", advice="name a folder")
+    )
+  if not overwrite:
+    publish.refuse_existing(target, "or another folder")
+  elif target.exists():
+    publish.check_replaceable(target)
+  publish.check_writable(target.parent)
+  return target
+
+
+def _check_closed(directory: Path, saved: Path) -> None:
+  if not closed.nodes(files.read(directory).meta_graphs[0].graph_def):
+    raise ArgumentError(
+      "source",
+      str(saved),
+      problem="it has no closed ops: it is an ordinary SavedModel already",
+      advice="use it as it is",
+    )
+
+
+def _check_equal(report: Report) -> None:
+  if wrong := [row for row in report.rows if not row.ok]:
+    lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
+    raise OpenError(
+      f"the opened model computes other values than the closed one, so nothing was "
+      f"written:\n{lines}"
+    )
+  if noted := [row for row in report.rows if row.problem and row.values == HOSTILE]:
+    lines = "\n".join(f"  {row.place}: {row.problem}" for row in noted[:4])
+    warn_user(
+      "the opened model computes other values than the closed one for NaN, infinities or extreme "
+      f"numbers:\n{lines}"
+    )

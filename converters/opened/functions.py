@@ -1,0 +1,96 @@
+"""TensorFlow functions of JAX functions, as a SavedModel's library holds them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import tensorflow as tf
+
+import jax2tf
+
+from .modules import Program
+
+
+class Library:
+  """The functions of a GraphDef, to which others are added under free names."""
+
+  def __init__(self, graph: Any):
+    self._library = graph.library
+    self._taken = {function.signature.name for function in graph.library.function}
+
+  def add(self, concrete: Any, name: str, *, differentiable: bool) -> str:
+    """Copies a ConcreteFunction and the functions that it calls; returns its name.
+
+    Args:
+      concrete: without captured values.
+      name: for the first, from which the names of all follow.
+      differentiable: whether a saved gradient function stands for it, so that nobody
+        differentiates its ops. Otherwise they refuse to be differentiated, as the closed op does.
+    """
+    assert not concrete.captured_inputs, name
+    own = concrete.function_def
+    definitions = [*concrete.graph.as_graph_def().library.function, own]
+    first = self._free(name)
+    names = {
+      each.signature.name: first if each is own else self._free(f"{first}_{number}")
+      for number, each in enumerate(definitions)
+    }
+    for each in definitions:
+      added = self._library.function.add()
+      added.CopyFrom(each)
+      added.signature.name = names[each.signature.name]
+      for node in added.node_def:
+        _rename(node, names)
+        if differentiable and node.op == "PreventGradient":
+          node.op = "Identity"
+          del node.attr["message"]
+    return first
+
+  def _free(self, name: str) -> str:
+    number, free = 0, name
+    while free in self._taken:
+      number += 1
+      free = f"{name}_{number}"
+    self._taken.add(free)
+    return free
+
+
+def _rename(node: Any, names: dict[str, str]) -> None:
+  for attribute in node.attr.values():
+    called = [attribute.func] if attribute.HasField("func") else attribute.list.func
+    for function in called:
+      function.name = names.get(function.name, function.name)
+
+
+def of_program(program: Program) -> Any:
+  """The ConcreteFunction of a module, of ordinary ops, with a tensor for each input and output of
+  the op.
+
+  Raises:
+    LoweringError: TensorFlow has no ops for it.
+  """
+  function = program.function
+
+  def whole(*inputs: Any) -> tuple[Any, ...]:
+    return tuple(function(*inputs))
+
+  whole.__name__ = whole.__qualname__ = function.name
+  with precision(program):
+    converted = jax2tf.convert(
+      whole,
+      polymorphic_shapes=[None if text is None else f"({text},)" for text in program.shapes],
+      polymorphic_constraints=program.constraints,
+      with_gradient=False,
+    )
+    specs = [
+      tf.TensorSpec([size if isinstance(size, int) else None for size in aval.shape], aval.dtype)
+      for aval in function.in_avals
+    ]
+    return tf.function(converted, input_signature=specs, autograph=False).get_concrete_function()
+
+
+def precision(program: Program) -> contextlib.AbstractContextManager[Any]:
+  """While it is called, JAX keeps the dtypes of the program's inputs."""
+  return jax.enable_x64(True) if program.is_wide else contextlib.nullcontext()
