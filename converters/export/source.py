@@ -28,7 +28,8 @@ from jax2tf.messages import Argument, ArgumentError, Aside, Message, Text
 from .. import stages
 from ..bundle import graphs, manifest, paths, progress, publish
 from ..bundle.calls import Answer
-from ..saved_model import kinds
+from ..opened.exporter import ordinary
+from ..saved_model import described, kinds
 from ..saved_model.builder import Model
 from ..saved_model.draws import HOSTILE, SUBNORMAL
 from ..saved_model.state import State
@@ -170,7 +171,8 @@ class Source:
     params: Any = None,
     idioms: str | None = None,
   ) -> Source:
-    """From a builder, or from a SavedModel that one saved. A `Source` is returned unchanged.
+    """From a builder, or from a SavedModel, whoever saved it; a closed one is opened on the way. A
+    `Source` is returned unchanged.
 
     Args:
       model: the builder, or the directory of a version, or that of a model, which stands for its
@@ -183,9 +185,10 @@ class Source:
       idioms: the idioms that the model must have. By default any.
 
     Raises:
-      FileNotFoundError: `jax2tf.converters.saved_model` did not save this directory.
+      FileNotFoundError: there is no SavedModel.
       ValueError: a signature is unknown; a builder gets a reference, but has its own; the function
-        calls back into Python; the model has other idioms.
+        calls back into Python; the model has other idioms; a file is damaged.
+      NotImplementedError, OpenError: as `opened.save`, of a closed SavedModel.
     """
     if isinstance(model, Source):
       return model
@@ -204,12 +207,18 @@ class Source:
       )
     saved = publish.saved_model_in(paths.of(model, "model"), "model")
     with contextlib.ExitStack() as stack:
-      directory = stack.enter_context(paths.fetched(saved))
-      record = manifest.read(directory)
+      fetched = stack.enter_context(paths.fetched(saved))
+      directory = stack.enter_context(ordinary(fetched, str(saved)))
+      loaded = None
+      try:
+        record = manifest.read(directory)
+      except FileNotFoundError:  # somebody else saved it
+        loaded = tf.saved_model.load(str(directory))
+        record = described.manifest_of(loaded, signatures)
       _check_idioms(idioms, record.idioms, str(saved))
       chosen = _chosen(record.signatures, signatures)
       functions = _functions(reference, chosen)
-      loaded = tf.saved_model.load(str(directory))
+      loaded = loaded or tf.saved_model.load(str(directory))
       weakref.finalize(loaded, stack.pop_all().close)  # the model may read its assets later
     signatures_of_model = {
       name: _of_loaded(loaded, name, one, functions.get(name), params)

@@ -148,7 +148,8 @@ def save_model(
   `dim_param`. A complex input or output c64[b] is f32[b,2] in the file.
 
   Args:
-    model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
+    model: a `saved_model.Model`, or the directory of any SavedModel. One of XlaCallModule ops is
+      opened on the way, as by `opened.save`.
     path: the file, `model.onnx`, or its address in another file system of TensorFlow. Large
       parameters go into a second file beside it, `model-<hash>.data`, to which it refers.
     signatures: [name], if the model has several signatures. An ONNX model has one.
@@ -211,7 +212,7 @@ def save_model(
     FileExistsError: the file exists and `overwrite` is False.
     IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.
-    FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
+    FileNotFoundError: `model` is a path without a SavedModel.
     ImportError: a package of jax2tf[onnx] is missing.
     ValueError: there are several signatures; `signatures`, `opset`, `precision`, `quantization` or
       an address is not valid; `quantization` lacks its data, or an option does not apply to it;

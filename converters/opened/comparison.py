@@ -6,7 +6,7 @@ import contextlib
 import functools
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ def compared(
     the report, and what could not be compared, in sentences.
   """
   with contextlib.ExitStack() as stack, stages.stage("compare"):
-    ours = _Model(opened)
-    stack.enter_context(jax.enable_x64(True))  # JAX draws the inputs, and keeps their dtypes
     theirs = _Reference(closed, stack)
+    ours = _Model(opened, theirs.writing)
+    stack.enter_context(jax.enable_x64(True))  # JAX draws the inputs, and keeps their dtypes
     record = _records(opened, ours)
     subjects = [
       _subject(name, each, record.constraints, ours, theirs)
@@ -121,15 +121,19 @@ def _subject(
 
 
 class _Model:
-  """A loaded SavedModel. Each call starts with the variables as they were saved."""
+  """A loaded SavedModel. Each call starts with the variables as they were saved.
 
-  def __init__(self, directory: Path):
+  Args:
+    directory: of it.
+    writing: the signatures that may write variables; by default those with such ops.
+  """
+
+  def __init__(self, directory: Path, writing: Collection[str] | None = None):
     self.loaded = tf.saved_model.load(str(directory))
-    self._saved = {
-      name: [(v, v.numpy()) for v in _variables(signature)]
-      for name, signature in self.loaded.signatures.items()
-      if graphs.writers(signature.graph.as_graph_def())
-    }
+    signatures = self.loaded.signatures
+    if writing is None:
+      writing = [n for n, s in signatures.items() if graphs.writers(s.graph.as_graph_def())]
+    self._saved = {name: [(v, v.numpy()) for v in _variables(signatures[name])] for name in writing}
 
   def answer(
     self, name: str, wanted: Mapping[str, str], inputs: Mapping[str, np.ndarray]
@@ -150,7 +154,7 @@ class _Model:
     return values | {f"{_VARIABLE}{number}": value for number, value in enumerate(after)}
 
   def written(self, name: str) -> list[str]:
-    """Names for the values of the variables after a call, if the signature writes any."""
+    """Names for the values of the variables after a call, if the signature may write any."""
     return [f"{_VARIABLE}{number}" for number in range(len(self._saved.get(name, ())))]
 
 
@@ -174,6 +178,13 @@ class _Reference:
   @functools.cached_property
   def _in_jax(self) -> _Model:
     return _Model(self._stack.enter_context(_called_back(self._directory)))
+
+  @property
+  def writing(self) -> list[str]:
+    """The signatures that may write variables."""
+    return [
+      name for name in self._in_tensorflow.loaded.signatures if self._in_tensorflow.written(name)
+    ]
 
   def examine(
     self, name: str, record: manifest.SignatureRecord, constraints: Sequence[str]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,11 +101,14 @@ def save(
   target = _checked(path, overwrite)
   saved = publish.saved_model_in(paths.of(source, "source"), "source")
   with paths.fetched(saved) as directory, publish.beside(target.parent) as place:
-    _check_closed(directory, saved)
-    with stages.stage("open the modules"):
-      count = files.copied(directory, place, rewriting.opened)
-    report, notes = comparison.compared(directory, place, str(saved), options)
-    _check_equal(report)
+    if not is_closed(directory):
+      raise ArgumentError(
+        "source",
+        str(saved),
+        problem="it has no closed ops: it is an ordinary SavedModel already",
+        advice="use it as it is",
+      )
+    count, report, notes = _written(directory, place, str(saved), options)
     if target.exists():
       _checked(path, overwrite)  # again, because the comparison may have taken minutes
       publish.replace_folder(place, target)
@@ -126,14 +131,45 @@ def _checked(path: paths.Given, overwrite: bool) -> Path:
   return target
 
 
-def _check_closed(directory: Path, saved: Path) -> None:
-  if not closed.nodes(files.read(directory).meta_graphs[0].graph_def):
-    raise ArgumentError(
-      "source",
-      str(saved),
-      problem="it has no closed ops: it is an ordinary SavedModel already",
-      advice="use it as it is",
-    )
+def is_closed(directory: Path) -> bool:
+  """Whether a SavedModel has ops that `save` opens.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  return bool(closed.nodes(files.read(directory).meta_graphs[0].graph_def))
+
+
+@contextlib.contextmanager
+def ordinary(directory: Path, label: str) -> Iterator[Path]:
+  """A SavedModel of ordinary ops: the directory itself, or an opened copy of a closed one, which is
+  removed at the end.
+
+  Args:
+    directory: of a SavedModel.
+    label: the name of the model in errors.
+
+  Raises:
+    ValueError, NotImplementedError, OpenError: as `save`.
+  """
+  if not is_closed(directory):
+    yield directory
+    return
+  with tempfile.TemporaryDirectory(prefix="jax2tf-") as folder:
+    place = Path(folder, "model")
+    _written(directory, place, label, plan.Comparison())
+    yield place
+
+
+def _written(
+  directory: Path, place: Path, label: str, options: plan.Comparison
+) -> tuple[int, Report, tuple[str, ...]]:
+  """(number of opened ops, report, notes) of the opened model, which is written to `place`."""
+  with stages.stage("open the modules"):
+    count = files.copied(directory, place, rewriting.opened)
+  report, notes = comparison.compared(directory, place, label, options)
+  _check_equal(report)
+  return count, report, notes
 
 
 def _check_equal(report: Report) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 from jax2tf.errors import LoweringError
 
-from . import closed, functions, modules
+from . import closed, functions, modules, writes
 
 _OUTPUT_SHAPES = "_output_shapes"
 
 
 def opened(graph: Any) -> int:
-  """Makes each closed node a call of a new function of ordinary ops. Returns their number.
+  """Makes each closed node a call of a new function of ordinary ops, and drops writes of variables
+  that now prove to change nothing. Returns the number of nodes.
 
   Raises:
     LoweringError, NotImplementedError, ArtifactError: of nodes that cannot be opened; the first
@@ -36,6 +37,7 @@ def opened(graph: Any) -> int:
       names[key] = library.add(concrete, f"opened_{len(names)}", differentiable=key[1])
     _become(node, "StatefulPartitionedCall", ("Tin", "Tout"))
     node.attr["f"].func.name = names[key]
+  writes.drop_idle(graph)
   return len(found)
 
 

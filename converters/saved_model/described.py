@@ -12,6 +12,7 @@ from jax2tf.messages import Argument, ArgumentError
 
 from ..bundle import manifest
 from ..bundle.notation import Spec
+from . import kinds
 
 # The sizes of the first, the second ... dimension variable while names are tried, and what all of
 # them are multiplied by, for models that take multiples alone.
@@ -34,7 +35,9 @@ def records(loaded: Any, names: Sequence[str] | None = None) -> dict[str, manife
   Raises:
     ArgumentError: a signature runs with none of them, or has an input of unknown rank.
   """
-  chosen = list(loaded.signatures) if names is None else names
+  kinds.check_names("signatures", names)
+  chosen = list(loaded.signatures) if names is None else list(names)
+  kinds.check_known("signatures", chosen, loaded.signatures)
   return {name: _record(name, loaded.signatures[name]) for name in chosen}
 
 

@@ -118,7 +118,8 @@ def save_model(
   """Exports a signature. The model keeps the names of inputs and outputs.
 
   Args:
-    model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
+    model: a `saved_model.Model`, or the directory of any SavedModel. One of XlaCallModule ops is
+      opened on the way, as by `opened.save`.
     path: the folder of the TF.js model, or its address in another file system of TensorFlow.
     signatures: [name], if the model has several signatures. A TF.js model has one.
     reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel
@@ -146,7 +147,7 @@ def save_model(
       from the reference's.
     FileExistsError: the folder exists and `overwrite` is False, or it holds no TF.js model.
     OSError: the folder cannot be written.
-    FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
+    FileNotFoundError: `model` is a path without a SavedModel.
     RuntimeError: TF.js does not load the model, or does not answer in time.
     ImportError: Node.js or npm is missing, or npm cannot install TF.js.
     ValueError: there are several signatures; `signatures`, `quantization` or `backends` is invalid;

@@ -141,7 +141,8 @@ def save_model(
   file gets a further signature, `state`, which returns the variables.
 
   Args:
-    model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
+    model: a `saved_model.Model`, or the directory of any SavedModel. One of XlaCallModule ops is
+      opened on the way, as by `opened.save`.
     path: the file, `model.tflite`, or its address in another file system of TensorFlow.
     signatures: names of the signatures to export. By default all; of several names of one function,
       the first.
@@ -187,7 +188,7 @@ def save_model(
     FileExistsError: the file exists and `overwrite` is False.
     IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.
-    FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
+    FileNotFoundError: `model` is a path without a SavedModel.
     ImportError: a package of jax2tf[tflite] is missing.
     ValueError: a signature or `quantization` is unknown; `quantization` lacks its data, or an
       option does not apply to it; `representative_dataset` does not fit the inputs, has one value

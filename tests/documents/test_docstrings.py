@@ -102,7 +102,8 @@ def test_each_name_has_an_example() -> None:
   named = {
     name
     for name, value in DOCUMENTED.items()
-    if "." not in value.__qualname__ and not name.endswith(("Error", ".Exported", ".Function", ".Opened"))
+    if "." not in value.__qualname__
+    and not name.endswith(("Error", ".Exported", ".Function", ".Opened"))
   }
   assert named - EXAMPLES.keys() == WITHOUT_EXAMPLE
 

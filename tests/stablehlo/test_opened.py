@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from jax2tf.converters import opened
-from jax2tf.converters.opened import functions
+from jax2tf.converters import opened, tflite
+from jax2tf.converters.opened import functions, rewriting
 from jax2tf.converters.saved_model import described
 from tests.stablehlo import stored
 
@@ -72,6 +72,29 @@ def test_what_tensorflow_cannot_run_is_repaired(closed, tmp_path):
     2,
     4,
   ]
+
+
+def test_writes_that_change_nothing_are_dropped(closed, tmp_path):
+  """Keras writes the statistics of a batch normalisation back in inference; seeds do change."""
+  graph = _graph(closed["keras-0.10.2-cnn"]).graph_def
+  assert len(writers_of_signature(graph)) == 3
+  assert rewriting.opened(graph) == 2
+  assert not writers_of_signature(graph)
+  graph = _graph(closed["keras-0.10.2-seeded"]).graph_def
+  before = writers_of_signature(graph)
+  rewriting.opened(graph)
+  assert before and writers_of_signature(graph) == before
+
+
+def writers_of_signature(graph):
+  functions = [f for f in graph.library.function if "stateful_fn" in f.signature.name]
+  return [n.name for f in functions for n in f.node_def if n.op == "AssignVariableOp"]
+
+
+def test_exporters_take_a_closed_model(closed, tmp_path):
+  source = closed["upstream-0.10.2-mlp"]
+  exported = tflite.save_model(source, tmp_path / "model.tflite")
+  assert exported.report.ok
 
 
 def test_an_ordinary_model_is_refused(tmp_path):
