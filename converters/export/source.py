@@ -171,12 +171,10 @@ class Source:
     params: Any = None,
     idioms: str | None = None,
   ) -> Source:
-    """From a builder, or from a SavedModel, whoever saved it; a closed one is opened on the way. A
-    `Source` is returned unchanged.
+    """From a builder, or any SavedModel, opened if it is closed. A `Source` is returned unchanged.
 
     Args:
-      model: the builder, or the directory of a version, or that of a model, which stands for its
-        newest version.
+      model: the builder, or the directory of a version, or of a model: of its newest version.
       signatures: names of the signatures to export. By default all; of several names of one
         function, the first.
       reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}.
@@ -207,18 +205,11 @@ class Source:
       )
     saved = publish.saved_model_in(paths.of(model, "model"), "model")
     with contextlib.ExitStack() as stack:
-      fetched = stack.enter_context(paths.fetched(saved))
-      directory = stack.enter_context(ordinary(fetched, str(saved)))
-      loaded = None
-      try:
-        record = manifest.read(directory)
-      except FileNotFoundError:  # somebody else saved it
-        loaded = tf.saved_model.load(str(directory))
-        record = described.manifest_of(loaded, signatures)
+      directory = stack.enter_context(ordinary(saved))
+      loaded, record = described.loaded(directory, signatures)
       _check_idioms(idioms, record.idioms, str(saved))
       chosen = _chosen(record.signatures, signatures)
       functions = _functions(reference, chosen)
-      loaded = loaded or tf.saved_model.load(str(directory))
       weakref.finalize(loaded, stack.pop_all().close)  # the model may read its assets later
     signatures_of_model = {
       name: _of_loaded(loaded, name, one, functions.get(name), params)

@@ -141,24 +141,24 @@ def is_closed(directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def ordinary(directory: Path, label: str) -> Iterator[Path]:
-  """A SavedModel of ordinary ops: the directory itself, or an opened copy of a closed one, which is
-  removed at the end.
+def ordinary(saved: Path) -> Iterator[Path]:
+  """A local SavedModel of ordinary ops: the directory itself, or an opened copy of a closed one,
+  which is removed at the end.
 
   Args:
-    directory: of a SavedModel.
-    label: the name of the model in errors.
+    saved: the SavedModel, or its address.
 
   Raises:
     ValueError, NotImplementedError, OpenError: as `save`.
   """
-  if not is_closed(directory):
-    yield directory
-    return
-  with tempfile.TemporaryDirectory(prefix="jax2tf-") as folder:
-    place = Path(folder, "model")
-    _written(directory, place, label, plan.Comparison())
-    yield place
+  with paths.fetched(saved) as directory:
+    if not is_closed(directory):
+      yield directory
+      return
+    with tempfile.TemporaryDirectory(prefix="jax2tf-") as folder:
+      place = Path(folder, "model")
+      _written(directory, place, str(saved), plan.Comparison())
+      yield place
 
 
 def _written(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -112,6 +113,25 @@ def _failure(signature: Any, specs: Mapping[str, Any], size: Callable[[_Place], 
   except (tf.errors.OpError, ValueError) as error:
     return " ".join(str(error).split())[:200]
   return ""
+
+
+def loaded(directory: Path, names: Sequence[str] | None = None) -> tuple[Any, manifest.Manifest]:
+  """A SavedModel and its manifest, or what one would say of it.
+
+  Args:
+    directory: of the SavedModel.
+    names: of the signatures that are needed; by default all.
+
+  Raises:
+    ArgumentError: as `records`.
+    ValueError: the manifest is damaged.
+  """
+  try:
+    record = manifest.read(directory)
+    return tf.saved_model.load(str(directory)), record
+  except FileNotFoundError:
+    model = tf.saved_model.load(str(directory))
+    return model, manifest_of(model, names)
 
 
 def manifest_of(loaded: Any, names: Sequence[str] | None = None) -> manifest.Manifest:
