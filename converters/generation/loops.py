@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..verify import references
 from .conversations import Conversation, Generated, Runner
 from .decoder import Decoder
 from .greedy import Session, greedy, pieces
@@ -85,7 +86,7 @@ class Whole:
       sum(len(turn.prompt) + turn.new for turn in conversation) for conversation in conversations
     )
     self.size = min(longest, decoder.context_length, _LONGEST)
-    self._logits = jax.jit(self._of_text)
+    self._logits = references.compiled(self._of_text)
 
   def __call__(self, conversation: Conversation, turns: Sequence[Sequence[int]]) -> np.ndarray:
     text, chosen = _text(conversation, turns)
@@ -119,11 +120,12 @@ def own_pieces(decoder: Decoder, cut: Pieces) -> Reference:
 def _sessions(decoder: Decoder, cut: Pieces, *, by_rules: bool = False) -> Callable[[], Session]:
   """Makes sessions that share their compiled steps."""
 
-  @functools.partial(jax.jit, donate_argnums=3)
-  def step(params: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
+  def call_step(params: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
     call = decoder.on_rows if by_rules else decoder.call
     logits, after = call(params, tokens, positions, cache)
     return logits[0, -1].astype(jnp.float32), after
+
+  step = references.compiled(call_step, donate_argnums=3)
 
   def new_session() -> Session:
     cache = decoder.init_cache(1, decoder.context_length)

@@ -85,6 +85,10 @@ class Parts:
     code = self.model.operatorCodes[op.opcodeIndex]
     return _builtin_ops()[max(code.builtinCode, code.deprecatedBuiltinCode)]
 
+  def widens(self, graph: Any, op: Any) -> bool:
+    """Whether the op of a graph widens a large weight, at each call."""
+    return self.kind(op) == "CAST" and int(graph.tensors[op.inputs[0]].buffer) in self.weights
+
   def code(self, kind: str, version: int) -> int:
     """The number of a builtin op in the model, which it adds if it is new."""
     tools = flatbuffer.tools()

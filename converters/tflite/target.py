@@ -18,7 +18,7 @@ from ..export import quantization, replay, weights
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Source
 from ..verify.report import Report
-from . import binding, flatbuffer, quantized, runtime, state
+from . import binding, flatbuffer, order, quantized, runtime, state
 from .float16 import half_precision
 from .quantized import Quantization
 from .replacements import FUSED, TABLE
@@ -84,6 +84,7 @@ class TFLite(Target[File]):
     parts = binding.bound(contents, large)
     if scheme == "float16":
       half_precision(parts)
+    order.keep(parts)
     parts.write(place)
     return File(place, quantization=fitting)
 

@@ -119,3 +119,26 @@ def test_a_state_beside_large_weights(tmp_path: Path) -> None:
   model.add(step, inputs={"x": "f32[1,64]"}, outputs=["y"], stateful=True)
   made = tflite.save_model(model, tmp_path / "m.tflite", samples=1)
   assert made.report.ok
+
+
+def test_narrow_products_are_fully_connected_and_widen_late(tmp_path: Path) -> None:
+  """A matrix of bfloat16 is widened right before its product. One that another op reads as it is
+  stays."""
+  narrow = {f"w{i}": weight(64, 64).astype(jnp.bfloat16) for i in range(4)}
+
+  def fun(params: Any, x: jax.Array) -> jax.Array:
+    for i in range(3):
+      x = jnp.tanh(x @ params[f"w{i}"])
+    return (x @ params["w3"] + params["w3"][0]).astype(jnp.float32)
+
+  made = tflite.save(fun, narrow, tmp_path / "m.tflite", inputs={"x": "bf16[2,64]"}, samples=1)
+  assert made.size < sum(x.nbytes for x in narrow.values()) + 10_000
+  ops = interpreter.Interpreter(model_path=str(made.path))._get_ops_details()
+  kinds = [op["op_name"] for op in ops]
+  assert kinds.count("BATCH_MATMUL") == 1
+  products = [i for i, kind in enumerate(kinds) if kind == "FULLY_CONNECTED"]
+  assert len(products) == 3
+  for i in products:
+    assert kinds[i - 1] == "CAST"
+    assert ops[i - 1]["outputs"][0] == ops[i]["inputs"][1]
+  assert b"model_control_dependencies" in made.path.read_bytes()
