@@ -20,7 +20,7 @@ from ..onnx.opsets import OLDEST
 from ..onnx.target import Onnx, opened
 from ..saved_model.builder import Model
 from ..verify.plan import Comparison
-from . import engine_rows, tokenizers
+from . import block_weights, engine_rows, tokenizers
 from .conversations import Conversation, Generated, Runner
 from .decoder import Decoder
 from .target import Target
@@ -28,6 +28,9 @@ from .target import Target
 NAME = "onnxruntime-genai"
 ENGINE = "ONNX Runtime GenAI"
 SHARED, GROWING = "shared", "growing"
+# {value of `quantization`: bits of a weight}
+_BITS = {"int4": 4, "int8": 8}
+_LEVELS = (1, 2, 3, 4)  # of MatMulNBits
 _MODEL, _CONFIG = "model.onnx", "genai_config.json"
 # In bytes, of the parameters: larger ones stay outside of the graph while it is translated.
 _OUTSIDE = 10**7
@@ -45,6 +48,10 @@ class OnnxRuntimeGenAI(Target):
       and out without a copy; or "growing", arrays of the rows so far, for which `step` has to work
       with a cache of any length. A growing cache is copied for each token, and needs no more memory
       than its rows.
+    quantization: "int4" or "int8" for the constant matrices of products in blocks of 32 weights
+      with a scale each; embeddings stay as they are.
+    accuracy_level: of quantized products in ONNX Runtime: 4 rounds the other operand to int8, which
+      is fastest; 1 computes in float32.
   """
 
   name: ClassVar[str] = NAME
@@ -52,10 +59,21 @@ class OnnxRuntimeGenAI(Target):
   folder: ClassVar[bool] = True
 
   cache: str = SHARED
+  quantization: str | None = None
+  accuracy_level: int = 4
 
   def check(self, decoder: Decoder) -> None:
     if self.cache not in (SHARED, GROWING):
       raise ArgumentError("cache", self.cache, advice=f"give {SHARED!r} or {GROWING!r}")
+    if self.quantization not in (None, *_BITS):
+      known = " or ".join(map(repr, _BITS))
+      raise ArgumentError(
+        "quantization", self.quantization, advice=f"give {known}, or leave it out"
+      )
+    if self.accuracy_level not in _LEVELS:
+      raise ArgumentError(
+        "accuracy_level", self.accuracy_level, advice=f"give one of {', '.join(map(str, _LEVELS))}"
+      )
     for module in ("onnxruntime_genai", "onnxruntime", "tf2onnx"):
       extra(module)
     decoder.check_rows_only()
@@ -81,6 +99,9 @@ class OnnxRuntimeGenAI(Target):
     del decoder
     return ()
 
+  def rounds(self) -> bool:
+    return self.quantization is not None
+
   def write(self, decoder: Decoder, place: Path) -> Path:
     exporter = Onnx(False, Comparison(_SIZES, 1, None, None, None), OLDEST, _OUTSIDE)
     source = Source.of(self._model(decoder))
@@ -88,6 +109,8 @@ class OnnxRuntimeGenAI(Target):
     written = exporter.write(source, place, _MODEL)
     (signature,) = source.signatures.values()
     opened(written.model, written.path, signature)
+    if self.quantization is not None:
+      block_weights.quantize(written.path, _BITS[self.quantization], self.accuracy_level)
     (place / _CONFIG).write_text(json.dumps(self._config(decoder), indent=2) + "\n")
     tokenizers.write(decoder, place)
     return place

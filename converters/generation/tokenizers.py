@@ -61,6 +61,7 @@ def write(decoder: Decoder, folder: Path) -> None:
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "add_bos_token": False,
+    "clean_up_tokenization_spaces": False,  # some readers would drop spaces before punctuation
     "model_max_length": decoder.context_length,
     **options(decoder),
   }

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnx
 import pytest
 
 import jax2tf
 from jax2tf.converters import generation
-from jax2tf.converters.generation import loops, onnxruntime_genai, tokenizers
+from jax2tf.converters.generation import block_weights, loops, onnxruntime_genai, tokenizers
 from jax2tf.converters.generation.conversations import Conversation, Turn
 from tests.support import byte_tokenizer, engines
 from tests.support import tiny_decoder as tiny
@@ -42,6 +43,40 @@ def test_the_engine_has_jaxs_tokens_with_a_shared_cache(tmp_path: Path) -> None:
   config = json.loads((saved.path / "genai_config.json").read_text())
   assert config["search"]["past_present_share_buffer"]
   assert (config["model"]["eos_token_id"], config["model"]["bos_token_id"]) == ([1], 2)
+
+
+@pytest.mark.parametrize(("scheme", "bits"), [("int4", 4), ("int8", 8)])
+def test_quantized_products(scheme: str, bits: int, tmp_path: Path) -> None:
+  """The engine computes what JAX computes with the rounded weights, a tied embedding among them,
+  and the matrices have a quarter or an eighth of their size."""
+  params = tiny.params()
+  params["head"] = params["embed"].T
+
+  def tied(params: Any, tokens: Any, positions: Any, cache: Any, mask: Any) -> Any:
+    return tiny.step({**params, "head": params["embed"].T}, tokens, positions, cache, mask)
+
+  def rounded(matrix: np.ndarray) -> np.ndarray:
+    integers, scales = block_weights.blocks(matrix.T, bits)
+    halves = [integers & 15, integers >> 4] if bits == 4 else [integers]
+    steps = np.stack(halves, -1).reshape(*scales.shape, -1).astype(np.float32) - 2 ** (bits - 1)
+    whole = (steps * scales[..., None]).reshape(len(scales), -1)
+    return np.ascontiguousarray(whole[:, : len(matrix)].T)
+
+  layers = [{name: rounded(x) for name, x in layer.items()} for layer in params["layers"]]
+  nearby = {**params, "layers": layers, "head": rounded(params["head"])}
+  del params["head"]
+  decoder = tiny.decoder(step=tied, params=params)
+  target = onnxruntime_genai.OnnxRuntimeGenAI(quantization=scheme, accuracy_level=1)
+  target.check(decoder)
+  folder = target.write(decoder, tmp_path / "model")
+  [made] = target.runners(decoder, folder)["ONNX Runtime GenAI"](TALKS)
+  [expected] = loops.in_jax(tiny.decoder(params=nearby), loops.at_once)(TALKS)
+  assert made.turns == expected.turns
+  model = onnx.load(str(folder / "model.onnx"))
+  kinds = [node.op_type for node in model.graph.node]
+  assert kinds.count("MatMulNBits") == 13  # those with the cache stay
+  sizes = {one.name: int(np.prod(one.dims)) for one in model.graph.initializer}
+  assert sum(size for name, size in sizes.items() if name.endswith("_bits")) > 0
 
 
 def test_the_engine_has_jaxs_tokens_with_a_growing_cache(tmp_path: Path) -> None:
@@ -101,6 +136,8 @@ def test_the_engine_reads_the_tokenizer_and_the_template(tokenizer: Path, tmp_pa
   ("fields", "options", "said"),
   [
     ({}, {"cache": "paged"}, "give 'shared' or 'growing'"),
+    ({}, {"quantization": "nf4"}, "give 'int4' or 'int8'"),
+    ({}, {"quantization": "int4", "accuracy_level": 0}, "give one of 1, 2, 3, 4"),
     ({"tokenizer": "x.model"}, {}, "no SentencePiece model"),
     ({"chat_template": "{{ messages }}"}, {}, "there is none"),
     (
