@@ -19,16 +19,34 @@ from jax.core import ShapedArray
 from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, Literal, Primitive
 
-from jax2tf import _jax_compat, sparse
+from jax2tf import _jax_compat, sparse, stablehlo
+from jax2tf.errors import LoweringError
 from jax2tf.expansions.retracing import first_line, specs_of, types_of
 from jax2tf.jaxprs import Eqn, walk
 from jax2tf.registry import refusal, rule_for
 
 source_info_util.register_exclusion(__file__)
 
+
+def _called(*operands: Any, exported: Any) -> Sequence[Any]:
+  """The function of a `jax.export.Exported`, read from its StableHLO.
+
+  Raises:
+    ValueError: it has operations that JAX lacks.
+  """
+  try:
+    return stablehlo.load(exported).flat(*operands)
+  except LoweringError as error:
+    gaps = [f"{gap.primitive}, {gap.where}: {gap.reason}" for gap in error.gaps]
+    raise ValueError("; ".join(gaps)) from error
+
+
 # (module, name of a primitive in it) -> its definition. A function with the primitive has imported
 # it.
-_OURS = {("jax.experimental.sparse.linalg", "spsolve_p"): sparse.spsolve}
+_OURS = {
+  ("jax.experimental.sparse.linalg", "spsolve_p"): sparse.spsolve,
+  ("jax._src.export._export", "call_exported_p"): _called,
+}
 
 
 @_jax_compat.weakly_cached

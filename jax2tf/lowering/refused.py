@@ -81,7 +81,6 @@ UNSUPPORTED.update(
         "mosaic_gpu_p",
         "tpu_custom_call",
         "triton_kernel_call",
-        "call_exported",
         "dot_product_attention_fwd",
         "dot_product_attention_fwd_wrapper",
         "dot_product_attention_bwd",

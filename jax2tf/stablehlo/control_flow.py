@@ -10,7 +10,7 @@ from jax import lax
 from jax2tf.stablehlo import loops
 from jax2tf.stablehlo.graph import Op
 from jax2tf.stablehlo.rules import Evaluation, rule
-from jax2tf.stablehlo.sizes import array, number
+from jax2tf.stablehlo.sizes import PerPlatform, array, number
 
 
 @rule("call", values=True)
@@ -37,10 +37,26 @@ def _case(evaluation: Evaluation, op: Op, index: Any) -> list[Any]:
   last, known = len(op.blocks) - 1, number(index)
   if known is not None:
     return evaluation.run(op.blocks[known if 0 <= known <= last else last], ())
+  if isinstance(index, PerPlatform):
+    return _case_of_platform(evaluation, op, index)
   index = array(index)
   # An index outside stands for the last branch.
   place = jnp.where((index < 0) | (index > last), last, index)
   return list(lax.switch(place, [evaluation.bound(block) for block in op.blocks]))
+
+
+def _case_of_platform(evaluation: Evaluation, op: Op, index: PerPlatform) -> list[Any]:
+  """A branch for each platform."""
+  last = len(op.blocks) - 1
+  blocks = [op.blocks[min(value, last)] for _, value in index.values]
+  if all(block is blocks[0] for block in blocks):
+    return evaluation.run(blocks[0], ())
+  if not any(block.ops for block in blocks) and len(op.results) == 1:
+    numbers = [number(evaluation.run(block, ())[0]) for block in blocks]
+    platforms = [platform for platform, _ in index.values]
+    if None not in numbers and op.results[0].dtype == index.dtype:
+      return [PerPlatform(tuple(zip(platforms, numbers, strict=True)))]
+  return list(index.chosen(lambda value: evaluation.bound(op.blocks[min(value, last)])))
 
 
 @rule("while", values=True)

@@ -13,7 +13,7 @@ from jax2tf import errors
 from jax2tf.stablehlo import sizes, static_parameters
 from jax2tf.stablehlo.graph import Block, Module, Op, Value
 from jax2tf.stablehlo.refusals import refusal_at
-from jax2tf.stablehlo.rules import CUSTOM_CALLS, OPS, RefusedError, Rule
+from jax2tf.stablehlo.rules import RefusedError, rule_of
 
 
 class Evaluator:
@@ -64,6 +64,8 @@ class Evaluator:
 
 
 def _key(value: Any) -> Any:
+  if isinstance(value, sizes.PerPlatform):
+    return value
   if isinstance(value, sizes.Sizes):
     return tuple(value.values.flat), value.shape, value.dtype
   return value.tobytes(), value.shape, value.dtype
@@ -100,6 +102,9 @@ class Scope:
       results = self._results(op, operands)
     except RefusedError as refused:
       raise errors.artifact_error([refusal_at(op, refused.refusal)]) from None
+    except Exception as error:
+      _note(error, op)
+      raise
     for value, result in zip(op.results, results, strict=True):
       _check(op, value, result)
       self._values[value] = result
@@ -112,18 +117,17 @@ class Scope:
       if static is not None:
         return [static]
     rule = rule_of(op)
+    assert rule is not None, op.name  # refusals.check has let it pass
     if not rule.is_of_values:
       operands = [sizes.array(operand) for operand in operands]
     results = rule.apply(self, op, *operands)
     return list(results) if isinstance(results, list | tuple) else [results]
 
 
-def rule_of(op: Op) -> Rule:
-  """The rule of an op that `refusals` has let pass."""
-  if op.name == "custom_call":
-    return CUSTOM_CALLS[op.attributes["call_target_name"]]
-  dialect = {"mhlo": "stablehlo", "func": "stablehlo"}.get(op.dialect, op.dialect)
-  return OPS[f"{dialect}.{op.name}"]
+def _note(error: Exception, op: Op) -> None:
+  """Adds to an error the innermost op that it comes from."""
+  if not hasattr(error, "__notes__"):
+    error.add_note(f"at {op.dialect}.{op.name} of the StableHLO module, {op.where or 'unplaced'}")
 
 
 def _check(op: Op, value: Value, result: Any) -> None:

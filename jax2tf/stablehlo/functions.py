@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import export
 from jax.export import is_symbolic_dim
 
 from jax2tf import messages
-from jax2tf.stablehlo import parsing, refusals
+from jax2tf.stablehlo import conventions, parsing, refusals
 from jax2tf.stablehlo.artifacts import Artifact, Aval, Convention
 from jax2tf.stablehlo.evaluation import Evaluator
 from jax2tf.stablehlo.graph import Module, Value, reachable, walk
-from jax2tf.stablehlo.sizes import array
+from jax2tf.stablehlo.sizes import PerPlatform, array
 
 _WIDE = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
 _KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
@@ -45,11 +42,11 @@ class Function:
     module = parsing.parse(artifact.module)
     refusals.check(module)
     self.name = artifact.name or module.main.name
-    convention = artifact.convention or _convention_of(module)
+    convention = conventions.of(artifact, module)
     self.in_tree, self.out_tree = convention.in_tree, convention.out_tree
     self.in_avals, self.out_avals = convention.in_avals, convention.out_avals
     self.platforms = convention.platforms
-    self.argument_names = _argument_names(module, convention)
+    self.argument_names = conventions.argument_names(module, convention)
     self.notes = tuple(_notes(artifact, convention))
     self._is_wide = _is_wide(module)
     self._flat = _differentiable(artifact, _Flat(self.name, module, convention))
@@ -67,8 +64,12 @@ class Function:
       _fitting(leaf, aval, self.argument_names[index] or f"args[{index}]")
       for index, (leaf, aval) in enumerate(zip(leaves, self.in_avals, strict=True))
     ]
+    return jax.tree.unflatten(self.out_tree, self.flat(*arrays))
+
+  def flat(self, *leaves: Any) -> list[Any]:
+    """The leaves of the result, for those of the arguments as arrays of `in_avals`."""
     with self._precision():
-      return jax.tree.unflatten(self.out_tree, self._flat(*arrays))
+      return list(self._flat(*leaves))
 
   def _precision(self) -> contextlib.AbstractContextManager[Any]:
     """A module with values of 64 bits has them in a program of 32 bits, too."""
@@ -104,14 +105,8 @@ class _Flat:
     if argument.type is None:
       return None
     if attributes.get("jax.global_constant") == "_platform_index":
-      return np.array(_platform_index(self._convention.platforms), np.int32)
+      return PerPlatform.indices(self._convention.platforms)
     return next(values)
-
-
-def _platform_index(platforms: Sequence[str]) -> int:
-  backend = jax.default_backend()
-  names = {"gpu": ("cuda", "rocm", "gpu")}.get(backend, (backend,))
-  return next((index for index, platform in enumerate(platforms) if platform in names), 0)
 
 
 def _differentiable(artifact: Artifact, flat: _Flat) -> Any:
@@ -126,7 +121,7 @@ def _differentiable(artifact: Artifact, flat: _Flat) -> Any:
       vjp = artifact.vjp() if callable(artifact.vjp) else artifact.vjp
       assert vjp is not None
       derivative.append(Function(vjp))
-    return tuple(derivative[0]._flat(*leaves, *cotangents))
+    return tuple(derivative[0].flat(*leaves, *cotangents))
 
   with_rule = jax.custom_vjp(jitted)
   with_rule.defvjp(lambda *leaves: (jitted(*leaves), leaves), backward)
@@ -196,45 +191,6 @@ def _is_wide(module: Module) -> bool:
   return False
 
 
-def _convention_of(module: Module) -> Convention:
-  """How a module is called that has no convention: with its arguments, flat."""
-  main = module.main
-  names = (f"d{number}" for number in range(10**6))
-  scope = export.SymbolicScope(())
-
-  def avals(values: Sequence[Value]) -> tuple[Aval, ...]:
-    return tuple(_aval(value, names, scope) for value in values if value.type is not None)
-
-  in_avals, out_avals = avals(main.block.arguments), avals(main.block.results)
-  in_tree = jax.tree.structure((tuple(range(len(in_avals))), {}))
-  out_tree = jax.tree.structure(tuple(range(len(out_avals))))
-  if len(out_avals) == 1:
-    out_tree = jax.tree.structure(0)
-  return Convention(in_tree, in_avals, out_tree, out_avals, (), tuple(range(len(in_avals))), 1)
-
-
-def _aval(value: Value, names: Any, scope: Any) -> Aval:
-  words = [next(names) if size is None else str(size) for size in value.shape]
-  return Aval(tuple(export.symbolic_shape(",".join(words), scope=scope)), value.dtype)
-
-
-def _argument_names(module: Module, convention: Convention) -> tuple[str, ...]:
-  """The names of the leaves, which JAX writes as the locations of the module's arguments."""
-  names = [""] * len(convention.in_avals)
-  inner = module.functions.get("_wrapped_jax_export_main", module.main)
-  found = [
-    name
-    for name, argument, attributes in zip(
-      inner.argument_names, inner.block.arguments, inner.argument_attributes, strict=True
-    )
-    if argument.type is not None and "jax.global_constant" not in attributes
-  ]
-  if len(found) == len(convention.kept):
-    for index, name in zip(convention.kept, found, strict=True):
-      names[index] = name if re.match(r"[A-Za-z_]", name) else ""
-  return tuple(names)
-
-
 def _notes(artifact: Artifact, convention: Convention) -> list[str]:
   notes = []
   if artifact.vjp is None:
@@ -242,6 +198,11 @@ def _notes(artifact: Artifact, convention: Convention) -> list[str]:
       "The artifact has no derivative of its own: custom_jvp, custom_vjp and stop_gradient of the "
       "original function are lost, and its derivatives are those of its operations. "
       "exported.serialize(vjp_order=1) keeps them."
+    )
+  else:
+    notes.append(
+      "The derivative is the artifact's own, which is one in reverse mode: jax.jvp and jax.jacfwd "
+      "are refused."
     )
   dims = [size for aval in convention.in_avals for size in aval.shape]
   if dims and not any(map(is_symbolic_dim, dims)):

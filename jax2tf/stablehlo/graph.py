@@ -145,3 +145,15 @@ def callees(op: Op) -> list[str]:
   if op.name == "composite":
     return [op.attributes["decomposition"]]
   return list(op.get("called_computations", ()))
+
+
+def circle(module: Module) -> str | None:
+  """The name of a function that calls itself, by way of others or not; None if there is none."""
+  called = {
+    name: {callee for op in walk(function.block) for callee in callees(op)}
+    for name, function in module.functions.items()
+  }
+  # A function whose callees are all left out cannot be in a circle.
+  while left := {name for name, names in called.items() if not names & called.keys()}:
+    called = {name: names for name, names in called.items() if name not in left}
+  return next(iter(called), None)

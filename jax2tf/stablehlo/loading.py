@@ -13,6 +13,7 @@ from jax2tf import errors, messages
 from jax2tf.stablehlo import (  # noqa: F401  registers the rules
   artifacts,
   children,
+  collectives,
   control_flow,
   custom_calls,
   elementwise,
@@ -97,7 +98,7 @@ def _contents(source: Any) -> tuple[str, bytes | str]:
   """How a message names the source, and what is in it."""
   if isinstance(source, bytes | bytearray | memoryview):
     return "the source", bytes(source)
-  if isinstance(source, str) and ("\n" in source or "func.func" in source):
+  if isinstance(source, str) and ("\n" in source or "func.func" in source or not source):
     return "the source", source
   if isinstance(source, str | os.PathLike):
     return f"the file {os.fspath(source)}", Path(source).read_bytes()

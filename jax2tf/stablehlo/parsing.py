@@ -32,7 +32,7 @@ def parse(source: bytes | str) -> Module:
     UnreadableError: it is none of these, or it nests too deep.
   """
   with mlir.make_ir_context() as context:
-    return _Conversion().module(_parsed(context, source))
+    return _converted(_parsed(context, source))
 
 
 def canonical(source: bytes | str) -> bytes:
@@ -43,10 +43,20 @@ def canonical(source: bytes | str) -> bytes:
   """
   with mlir.make_ir_context() as context:
     module = _parsed(context, source)
-    _Conversion().module(module)
+    _converted(module)
     written = io.BytesIO()
     module.operation.write_bytecode(written)
     return written.getvalue()
+
+
+def _converted(module: Any) -> Module:
+  try:
+    return _Conversion().module(module)
+  except UnreadableError:
+    raise
+  except (RuntimeError, ValueError, TypeError, LookupError, OverflowError) as error:
+    # The bindings say so of attributes that are damaged, such as a text that is not UTF-8.
+    raise UnreadableError(f"it has a damaged part ({_first_lines(error)})") from None
 
 
 def _parsed(context: Any, source: bytes | str) -> Any:
@@ -192,6 +202,8 @@ def _name_of(argument: Any) -> str:
 def _line_of(location: str) -> str:
   """`file:line` of the innermost frame, else what the location says."""
   frame = re.search(r'"([^"]+)":(\d+)', location)
+  if frame and frame[1] == "-":
+    return f"line {frame[2]} of the text"
   if frame:
     return f"{frame[1]}:{frame[2]}"
   named = re.search(r'"([^"]+)"', location)

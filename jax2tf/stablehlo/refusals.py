@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from jax2tf import errors
-from jax2tf.stablehlo.graph import Module, Op, Value, reachable, walk
-from jax2tf.stablehlo.rules import COMPOSITES, CUSTOM_CALLS, OPS, Refusal
+from jax2tf.stablehlo.graph import Module, Op, Value, callees, circle, reachable, walk
+from jax2tf.stablehlo.rules import ACROSS_DEVICES, COMPOSITES, Refusal, rule_of
 
-_COLLECTIVES = frozenset(
-  {
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "collective_broadcast",
-    "collective_permute",
-    "partition_id",
-    "reduce_scatter",
-    "replica_id",
-    "manual_computation",
-  }
-)
+_COLLECTIVES = frozenset({"collective_permute", "partition_id", "replica_id", "manual_computation"})
 _HOST = frozenset({"infeed", "outfeed", "send", "recv"})
 _CALLBACKS = ("callback", "CallPythonCallback", "py_host", "CustomSPMDPartitioning")
-_ACROSS = Refusal(
-  "it communicates between devices",
-  "export the function for one device: without shard_map, or with a mesh of one device",
-)
 _TO_HOST = Refusal(
   "it exchanges data with the host while the program runs",
   "export the function without it, and do that part outside",
@@ -40,8 +24,11 @@ def check(module: Module) -> None:
 
   Raises:
     LoweringError: lists every such op, with its place in the user's code if the artifact has it.
+    ArtifactError: functions call each other in a circle, which has no end.
   """
   gaps = []
+  if (name := circle(module)) is not None:
+    raise errors.ArtifactError(f"the function {name} of the module calls itself")
   for function in reachable(module, COMPOSITES):
     for op in walk(function.block):
       refusal = _refusal(module, op)
@@ -61,35 +48,35 @@ def refusal_at(op: Op, refusal: Refusal) -> errors.UnsupportedEquation:
 
 
 def _refusal(module: Module, op: Op) -> Refusal | None:
-  for value in (*op.operands, *op.results):
-    refusal = _refusal_of_type(value)
-    if refusal is not None:
-      return refusal
-  if op.name == "constant":
-    return None if "value" in op.attributes else Refusal("MLIR gives no elements of it")
-  if op.name == "custom_call":
-    return _refusal_of_custom_call(op)
-  if op.name == "call" and op.attributes["callee"] not in module.functions:
-    return Refusal(f"the module has no function {op.attributes['callee']}")
+  refusal = _refusal_of_name(module, op)
+  if refusal is not None:
+    return refusal
+  types = (_refusal_of_type(value) for value in (*op.operands, *op.results))
+  return next((found for found in types if found is not None), None) or _refusal_of_rule(op)
+
+
+def _refusal_of_name(module: Module, op: Op) -> Refusal | None:
+  """Why no op of this name is taken."""
   if op.name in _COLLECTIVES:
-    return _ACROSS
+    return ACROSS_DEVICES
   if op.name in _HOST:
     return _TO_HOST
-  if op.name == "composite" and op.get("name") in COMPOSITES:
-    check = COMPOSITES[op.attributes["name"]].check
-    return check(op) if check else None
-  dialect = {"mhlo": "stablehlo", "func": "stablehlo"}.get(op.dialect, op.dialect)
-  rule = OPS.get(f"{dialect}.{op.name}")
-  if rule is None:
-    return Refusal("JAX has no such operation")
-  return rule.check(op) if rule.check else None
+  if op.name == "constant":
+    return None if "value" in op.attributes else Refusal("MLIR gives no elements of it")
+  if op.name in ("call", "composite") and callees(op)[0] not in module.functions:
+    return Refusal(f"the module has no function {callees(op)[0]}")
+  is_known = op.name == "custom_call" or rule_of(op) is not None
+  return None if is_known else Refusal("JAX has no such operation")
 
 
-def _refusal_of_custom_call(op: Op) -> Refusal | None:
-  target = op.attributes["call_target_name"]
-  rule = CUSTOM_CALLS.get(target)
+def _refusal_of_rule(op: Op) -> Refusal | None:
+  """What a rule says of the op."""
+  if op.name == "constant":
+    return None
+  rule = rule_of(op)
   if rule is not None:
-    return rule.check(op) if rule.check else None
+    return rule.check(op) if rule.check is not None else None
+  target = op.attributes["call_target_name"]
   if any(word in target for word in _CALLBACKS):
     return _CALLBACK
   return Refusal(

@@ -36,6 +36,12 @@ class Refusal:
   advice: str = ""
 
 
+ACROSS_DEVICES = Refusal(
+  "it communicates between devices",
+  "export the function for one device: without shard_map, or with a mesh of one device",
+)
+
+
 class RefusedError(Exception):
   """A rule refuses its op; the argument is a `Refusal`."""
 
@@ -88,3 +94,13 @@ def rule(
 def plainly(function: Callable[..., Any]) -> Rule:
   """The rule of an op that is one function of its operands."""
   return Rule(lambda evaluation, op, *operands: function(*operands))
+
+
+def rule_of(op: Op) -> Rule | None:
+  """The rule of an op; None for one without."""
+  if op.name == "custom_call":
+    return CUSTOM_CALLS.get(op.attributes["call_target_name"])
+  if op.name == "composite" and op.attributes["name"] in COMPOSITES:
+    return COMPOSITES[op.attributes["name"]]
+  dialect = {"mhlo": "stablehlo", "func": "stablehlo"}.get(op.dialect, op.dialect)
+  return OPS.get(f"{dialect}.{op.name}")

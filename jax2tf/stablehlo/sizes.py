@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.export import is_symbolic_dim
 from jax.extend.core import InconclusiveDimensionOperation
 
@@ -44,14 +46,38 @@ class Sizes:
     return self.values.ndim
 
 
+@dataclass(frozen=True)
+class PerPlatform:
+  """A number that depends on the platform for which the program is compiled.
+
+  Attributes:
+    values: of each platform.
+  """
+
+  values: tuple[tuple[str, int], ...]
+  dtype = np.dtype(np.int32)
+  shape = ()
+
+  @classmethod
+  def indices(cls, platforms: Sequence[str]) -> PerPlatform:
+    """The position of each platform."""
+    return cls(tuple((platform, index) for index, platform in enumerate(platforms)))
+
+  def chosen(self, functions: Callable[[int], Callable[..., Any]]) -> Any:
+    """What the function of the platform's number gives, chosen when the program is compiled."""
+    by_platform = {platform: functions(value) for platform, value in self.values}
+    return lax.platform_dependent(**by_platform)
+
+
 def is_static(value: Any) -> bool:
   """Whether a value is known while tracing."""
-  return isinstance(value, np.ndarray | np.generic | Sizes)
+  return isinstance(value, np.ndarray | np.generic | Sizes | PerPlatform)
 
 
 def is_small(value: Any) -> bool:
   """Whether a value may be sizes: it is static, and has few integers or booleans."""
-  return is_static(value) and _is_small(value.shape, value.dtype)
+  is_number = is_static(value) and not isinstance(value, PerPlatform)
+  return is_number and _is_small(value.shape, value.dtype)
 
 
 def settled(values: Any, dtype: Any) -> np.ndarray[Any, Any] | Sizes:
@@ -75,6 +101,8 @@ def _wrapped(number: int, dtype: np.dtype[Any]) -> int:
 
 def array(value: Any) -> Any:
   """The value as an array of NumPy or JAX."""
+  if isinstance(value, PerPlatform):
+    return value.chosen(lambda number: lambda: jnp.asarray(number, value.dtype))
   if not isinstance(value, Sizes):
     return value
   parts = [jnp.asarray(each, value.dtype) for each in value.values.flat]
