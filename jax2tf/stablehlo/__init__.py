@@ -10,12 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from jax2tf.errors import ArtifactError
   from jax2tf.stablehlo.functions import Function
   from jax2tf.stablehlo.loading import load
 
-__all__ = ["Function", "load"]
+__all__ = ["ArtifactError", "Function", "load"]
 
-_HOMES = {"Function": "jax2tf.stablehlo.functions", "load": "jax2tf.stablehlo.loading"}
+_HOMES = {
+  "ArtifactError": "jax2tf.errors",
+  "Function": "jax2tf.stablehlo.functions",
+  "load": "jax2tf.stablehlo.loading",
+}
 
 if not TYPE_CHECKING:
 

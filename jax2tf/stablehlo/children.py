@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from jax2tf import errors
+from jax2tf.errors import ArtifactError
 from jax2tf.stablehlo.artifacts import Artifact
 
 SECONDS = 120  # a module of a gigabyte takes some
@@ -38,16 +38,16 @@ def _canonical(module: bytes | str, name: str) -> bytes:
       env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
   except subprocess.TimeoutExpired:
-    raise errors.ArtifactError(
+    raise ArtifactError(
       f"{name} has a module that MLIR did not parse within {SECONDS} seconds"
     ) from None
   if child.returncode == 0:
     return child.stdout
   if child.returncode == 1 and child.stdout:
-    raise errors.ArtifactError(
+    raise ArtifactError(
       f"{name} has no StableHLO module that can be read: {child.stdout.decode(errors='replace')}"
     )
-  raise errors.ArtifactError(
+  raise ArtifactError(
     f"{name} has a module that ends MLIR's parser (exit code {child.returncode}); it is "
     "damaged, or meant to harm"
   )

@@ -54,8 +54,9 @@ def _case_of_platform(evaluation: Evaluation, op: Op, index: PerPlatform) -> lis
   if not any(block.ops for block in blocks) and len(op.results) == 1:
     numbers = [number(evaluation.run(block, ())[0]) for block in blocks]
     platforms = [platform for platform, _ in index.values]
-    if None not in numbers and op.results[0].dtype == index.dtype:
-      return [PerPlatform(tuple(zip(platforms, numbers, strict=True)))]
+    known = [each for each in numbers if each is not None]
+    if len(known) == len(platforms) and op.results[0].dtype == index.dtype:
+      return [PerPlatform(tuple(zip(platforms, known, strict=True)))]
   return list(index.chosen(lambda value: evaluation.bound(op.blocks[min(value, last)])))
 
 

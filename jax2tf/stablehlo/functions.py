@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
 
-from jax2tf import messages
+from jax2tf.messages import ArgumentError, ArgumentTypeError
 from jax2tf.stablehlo import conventions, parsing, refusals
 from jax2tf.stablehlo.artifacts import Artifact, Aval, Convention
 from jax2tf.stablehlo.evaluation import Evaluator
@@ -28,6 +28,9 @@ class Function:
   those that the artifact contains, where it does (`exported.serialize(vjp_order=1)`), and else
   those of its operations.
 
+  Args:
+    artifact: what `load` has read.
+
   Attributes:
     name: of the function that was exported.
     in_tree: the structure of (args, kwargs).
@@ -36,6 +39,11 @@ class Function:
     argument_names: of the leaves, such as "params['w']"; empty where the artifact has none.
     platforms: for which it was written; empty where the artifact does not say.
     notes: what the artifact does not tell about the original function.
+
+  Raises:
+    UnreadableError: MLIR cannot parse the module.
+    ArtifactError: its functions call each other in a circle.
+    LoweringError: it has operations that JAX lacks.
   """
 
   def __init__(self, artifact: Artifact):
@@ -55,7 +63,7 @@ class Function:
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     leaves, tree = jax.tree.flatten((args, kwargs))
     if tree != self.in_tree:
-      raise messages.ArgumentTypeError(
+      raise ArgumentTypeError(
         "args",
         problem=f"the function {self.name} takes arguments of the structure {self.in_tree}, and "
         f"got {tree}",
@@ -67,7 +75,14 @@ class Function:
     return jax.tree.unflatten(self.out_tree, self.flat(*arrays))
 
   def flat(self, *leaves: Any) -> list[Any]:
-    """The leaves of the result, for those of the arguments as arrays of `in_avals`."""
+    """Calls the function without trees.
+
+    Args:
+      leaves: of the arguments, arrays of `in_avals`.
+
+    Returns:
+      The leaves of the result, arrays of `out_avals`.
+    """
     with self._precision():
       return list(self._flat(*leaves))
 
@@ -144,7 +159,7 @@ def _fitting(leaf: Any, aval: Aval, name: str) -> Any:
   )
   if value.dtype != aval.dtype or not fits:
     wanted, got = (f"{x.dtype}[{','.join(map(str, x.shape))}]" for x in (aval, value))
-    raise messages.ArgumentError(name, problem=f"it is {got}; the function takes {wanted}")
+    raise ArgumentError(name, problem=f"it is {got}; the function takes {wanted}")
   return value
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 from jax import export
 
-from jax2tf import errors, messages
+from jax2tf.errors import ArtifactError
+from jax2tf.messages import ArgumentTypeError
 from jax2tf.stablehlo import (  # noqa: F401  registers the rules
   artifacts,
   children,
@@ -53,6 +54,7 @@ def load(source: Any, *, untrusted: bool = False) -> Function:
   Raises:
     ArtifactError: the source is none of these, or is cut or changed.
     LoweringError: the module has operations that JAX lacks; it lists all of them with their lines.
+    TypeError: the source is of another class.
     FileNotFoundError: there is no file at the path.
 
   Examples:
@@ -73,7 +75,7 @@ def load(source: Any, *, untrusted: bool = False) -> Function:
     try:
       artifact = export_files.read(data)
     except export_files.NoExportError as error:
-      raise errors.ArtifactError(
+      raise ArtifactError(
         f"{name} is neither a file of jax.export nor a StableHLO module: {error}"
       ) from None
   if untrusted:
@@ -85,7 +87,7 @@ def _function(artifact: artifacts.Artifact, name: str) -> Function:
   try:
     return Function(artifact)
   except parsing.UnreadableError as error:
-    raise errors.ArtifactError(
+    raise ArtifactError(
       f"{name} has no StableHLO module that JAX {_version()} can read: {error}"
     ) from None
 
@@ -102,7 +104,7 @@ def _contents(source: Any) -> tuple[str, bytes | str]:
     return "the source", source
   if isinstance(source, str | os.PathLike):
     return f"the file {os.fspath(source)}", Path(source).read_bytes()
-  raise messages.ArgumentTypeError(
+  raise ArgumentTypeError(
     "source",
     type(source),
     problem="it is no artifact",

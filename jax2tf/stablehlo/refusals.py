@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jax2tf import errors
+from jax2tf.errors import ArtifactError
 from jax2tf.stablehlo.graph import Module, Op, Value, callees, circle, reachable, walk
 from jax2tf.stablehlo.rules import ACROSS_DEVICES, COMPOSITES, Refusal, rule_of
 
@@ -28,7 +29,7 @@ def check(module: Module) -> None:
   """
   gaps = []
   if (name := circle(module)) is not None:
-    raise errors.ArtifactError(f"the function {name} of the module calls itself")
+    raise ArtifactError(f"the function {name} of the module calls itself")
   for function in reachable(module, COMPOSITES):
     for op in walk(function.block):
       refusal = _refusal(module, op)
