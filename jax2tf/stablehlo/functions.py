@@ -106,8 +106,10 @@ class _Flat:
     kept = [_bare(leaves[index], convention.in_avals[index]) for index in convention.kept]
     values = iter(kept)
     operands = [
-      self._without_argument(argument, attributes, values)
-      for argument, attributes in zip(main.block.arguments, main.argument_attributes, strict=True)
+      self._operand(index, argument, attributes, values)
+      for index, (argument, attributes) in enumerate(
+        zip(main.block.arguments, main.argument_attributes, strict=True)
+      )
     ]
     results = Evaluator(self._module).call(main.name, operands)
     arrays = [array(result) for result in results if result is not None]
@@ -115,13 +117,23 @@ class _Flat:
       _dressed(result, aval) for result, aval in zip(arrays, convention.out_avals, strict=True)
     ]
 
-  def _without_argument(self, argument: Value, attributes: Any, values: Any) -> Any:
-    """The next operand; tokens and the index of the platform are no arguments."""
+  def _operand(self, index: int, argument: Value, attributes: Any, values: Any) -> Any:
+    """An operand of the module; tokens and the index of the platform are no arguments."""
     if argument.type is None:
       return None
-    if attributes.get("jax.global_constant") == "_platform_index":
+    if attributes.get("jax.global_constant") == "_platform_index" or index == self._unmarked:
       return PerPlatform.indices(self._convention.platforms)
     return next(values)
+
+  @property
+  def _unmarked(self) -> int | None:
+    """The position of the index of the platform in modules of an old JAX, which do not mark it."""
+    arguments = self._module.main.block.arguments
+    tensors = [index for index, each in enumerate(arguments) if each.type is not None]
+    is_there = len(tensors) == len(self._convention.kept) + 1
+    marks = (each.values() for each in self._module.main.argument_attributes)
+    is_marked = any("_platform_index" in mark for mark in marks)
+    return tensors[0] if is_there and not is_marked else None
 
 
 def _differentiable(artifact: Artifact, flat: _Flat) -> Any:
