@@ -7,7 +7,7 @@ The packages are imported on first access (PEP 562): servers and batches read Sa
 import importlib
 from typing import Any
 
-__all__ = ["generation", "onnx", "saved_model", "tfjs", "tflite", "verify"]
+__all__ = ["generation", "onnx", "opened", "saved_model", "tfjs", "tflite", "verify"]
 
 
 def __getattr__(name: str) -> Any:
