@@ -129,12 +129,10 @@ def takes_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
   return command
 
 
-takes_inputs = click.option(
-  "--input",
-  "inputs",
-  multiple=True,
-  required=True,
-  help='The name, dtype and shape of an input, "x=f32[b,784]"; may be repeated.',
+_INPUT = 'The name, dtype and shape of an input, "x=f32[b,784]"; may be repeated.'
+takes_inputs = click.option("--input", "inputs", multiple=True, required=True, help=_INPUT)
+takes_inputs_of_function = click.option(
+  "--input", "inputs", multiple=True, help=f"{_INPUT} A file has its own."
 )
 takes_sizes = click.option(
   "--size",

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jax2tf.converters.bundle import paths
-from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, takes_sizes, verb
+from jax2tf.tools.cli._verb import (
+  Answer,
+  Named,
+  takes_function,
+  takes_inputs_of_function,
+  takes_sizes,
+  verb,
+)
+
+if TYPE_CHECKING:
+  from jax2tf.converters.saved_model.adapted import Adapted
 
 _FILE = click.Path(exists=True, dir_okay=False)
 _INTEGERS = click.Choice(["int8", "uint8"])
@@ -45,7 +55,7 @@ _OPTIONS_OF = {
 
 @verb
 @takes_function
-@takes_inputs
+@takes_inputs_of_function
 @click.option(
   "--to",
   type=click.Choice(["saved_model", "onnx", "tflite", "tfjs"]),
@@ -162,9 +172,12 @@ def convert(
 ) -> Answer:
   """Saves a function as a SavedModel, PATH/<version>/, or as a file for another runtime.
 
+  MODULE:FUNCTION may be a file of jax.export or of StableHLO instead.
+
   \b
   Example:
     jax2tf convert model:predict --params weights.npz --input "x=f32[b,784]" --out build/model
+    jax2tf convert exported.bin --to onnx --out model.onnx
   """
   _check_quantization(to, others)
   from jax2tf.converters import saved_model, stages  # noqa: PLC0415
@@ -197,13 +210,13 @@ def convert(
     publish.check_version(target, settings.get("version"), overwrite)
   else:
     publish.check_writable(target.parent)
-  specs = _loading.inputs(inputs, named.polymorphic_constraints)
+  specs, load = _function(named, inputs)
   data = (
     _samples.samples(settings["representative_dataset"], specs)
     if "representative_dataset" in settings
     else None
   )
-  loaded = _loading.model(named, lambda: specs)
+  loaded = load()
   with stages.stage(f"import what --to={to} needs"):
     exporter: Any = importlib.import_module(f"jax2tf.converters.{to}")
   gradient = {
@@ -246,6 +259,23 @@ def convert(
     if for_nan != oldest:
       sentence += f", {for_nan} or newer if inputs contain NaN or infinities"
   return value, sentence, 0
+
+
+def _function(
+  named: Named, inputs: Sequence[str]
+) -> tuple[Mapping[str, str], Callable[[], Adapted]]:
+  """(inputs in jaxpr notation, what loads the function), of a name or of a file."""
+  from jax2tf.tools.cli import _artifacts, _loading  # noqa: PLC0415
+
+  if _artifacts.is_named(named.function):
+    _artifacts.check_alone(named, inputs)
+    artifact = _artifacts.load(named.function)
+    click.get_current_context().with_resource(artifact.precision())
+    return artifact.inputs, lambda: artifact.adapted
+  if not inputs:
+    raise click.UsageError("Missing option '--input'.")
+  specs = _loading.inputs(inputs, named.polymorphic_constraints)
+  return specs, lambda: _loading.model(named, lambda: specs)
 
 
 def _check_quantization(to: str, options: Mapping[str, Any]) -> None:
