@@ -19,7 +19,7 @@ from tests.support import documents, warm_python
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
   path
-  for pattern in ("*.md", "guide/*.md", "developers/*.md")
+  for pattern in ("*.md", "guide/*.md", "deploy/*.md", "developers/*.md")
   for path in (ROOT / "docs").glob(pattern)
 )
 # What is typed into a new environment runs in one: tests/house/test_wheel.py, and for the README

@@ -148,9 +148,8 @@ def test_kubernetes_manifests_name_each_other():
     .partition("\n")[0]
     .removeprefix("# ")
   )
-  assert command in (DEPLOY.parents[1] / "docs/guide/deploy.md").read_text(
-    encoding="utf-8"
-  ).replace("\\|", "|")
+  page = DEPLOY.parents[1] / "docs" / "deploy" / "kubernetes.md"
+  assert command in page.read_text(encoding="utf-8")
   [made] = customized["configMapGenerator"]
   assert made["name"] == pod["spec"]["volumes"][0]["configMap"]["name"]
   files = {Path(file).name for file in made["files"] if (DEPLOY / "kubernetes" / file).is_file()}

@@ -1,5 +1,8 @@
-"""The program in C++ of docs/guide/use-a-file.md, linked with the library in ONNX Runtime's wheel.
-The wheel has no headers: `CPLUS_INCLUDE_PATH` names the folder of those of any older release."""
+"""The programs in C and C++ of docs/deploy, linked with the libraries in the wheels.
+
+ONNX Runtime's wheel has no headers: `CPLUS_INCLUDE_PATH` names the folder of those of any older
+release.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,13 @@ import jax
 import numpy as np
 import onnxruntime
 import pytest
+import tensorflow as tf
 
-from jax2tf.converters import onnx
+from jax2tf.converters import onnx, saved_model
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "use-a-file.md"
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "deploy"
 COMPILER = shutil.which("g++") or shutil.which("c++")
+C_COMPILER = shutil.which("gcc") or shutil.which("cc")
 
 
 def has_headers() -> bool:
@@ -27,6 +32,12 @@ def has_headers() -> bool:
   command = [COMPILER, "-fsyntax-only", "-x", "c++", "-"]
   include = b"#include <onnxruntime_cxx_api.h>\n"
   return subprocess.run(command, input=include, check=False, capture_output=True).returncode == 0
+
+
+def program(page: str, language: str) -> str:
+  text = (PAGES / page).read_text(encoding="utf-8")
+  [source] = re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+  return str(source)
 
 
 def predict(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -39,13 +50,28 @@ def test_the_program_in_cpp(tmp_path: Path) -> None:
   params, path = np.eye(4, 3, dtype=np.float32), tmp_path / "model.onnx"
   options: Any = {"inputs": {"x": "f32[b,4]"}, "outputs": ["p", "label"], "samples": 1}
   onnx.save(predict, params, path, **options)
-  [source] = re.findall(r"^```cpp\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-  (tmp_path / "main.cpp").write_text(source)
+  (tmp_path / "main.cpp").write_text(program("onnx-runtime.md", "cpp"))
   [library] = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
   # the name by which the program asks for it
   (tmp_path / "libonnxruntime.so.1").symlink_to(library)
   link = [str(library), f"-Wl,-rpath,{tmp_path}"]
   command = [str(COMPILER), "-std=c++17", "main.cpp", "-o", "main", *link]
+  subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
+  done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, check=True)
+  assert done.stdout == "1\n"
+
+
+@pytest.mark.skipif(C_COMPILER is None, reason="needs a C compiler")
+@pytest.mark.one_python
+def test_the_program_in_c(tmp_path: Path) -> None:
+  inputs, outputs = {"x": "f32[b,4]"}, ["p", "label"]
+  path = tmp_path / "models" / "net"
+  saved_model.save(predict, np.eye(4, 3, dtype=np.float32), path, inputs=inputs, outputs=outputs)
+  (tmp_path / "main.c").write_text(program("tensorflow-c.md", "c"))
+  folder = tf.sysconfig.get_lib()
+  libraries = ["-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2"]
+  link = [f"-L{folder}", f"-Wl,-rpath,{folder}", *libraries]
+  command = [str(C_COMPILER), "main.c", f"-I{folder}/include", *link, "-o", "main"]
   subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
   done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, check=True)
   assert done.stdout == "1\n"
