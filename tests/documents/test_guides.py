@@ -27,6 +27,13 @@ PAGES = sorted(
 LANGUAGES = {ROOT / "README.md": ["python"]} | {
   path: documents.RUN for path in PAGES if path.name != "start.md"
 }
+
+
+def _repeats(path: Path) -> bool:
+  """Whether a page shows what other tests run on each Python."""
+  return path.parent.name == "deploy" or path.stem == "all-of-jax2tf"
+
+
 # A server gets signals, which a process of warm_python.py does not.
 JAX2TF = """#!/bin/sh
 if [ "$1" = serve ]; then exec {python} -c "from jax2tf.tools.cli.main import main; main()" "$@"; fi
@@ -51,8 +58,11 @@ def commands() -> Iterator[Path]:
 @pytest.mark.sampled
 @pytest.mark.parametrize(
   "path",
-  [path for path in LANGUAGES if any(documents.blocks(path.read_text()))],
-  ids=lambda path: path.stem,
+  [
+    pytest.param(path, marks=[pytest.mark.one_python] if _repeats(path) else [], id=path.stem)
+    for path in LANGUAGES
+    if any(documents.blocks(path.read_text()))
+  ],
 )
 def test_every_block_runs_as_it_stands(
   path: Path, commands: Path, tmp_path: Path, request: pytest.FixtureRequest
