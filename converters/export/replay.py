@@ -92,7 +92,7 @@ def frozen(
     for name, spec in specs.items()
   }
   ordered |= {
-    name: tf.TensorSpec(variable.shape, variable.dtype, name)
+    name: tf.TensorSpec(variable.shape, held.get(variable.dtype, variable.dtype), name)
     for name, variable in (*state.items(), *weights.items())
   }
   return tf.function(function, autograph=False).get_concrete_function(**ordered)

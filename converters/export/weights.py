@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .narrow import INT4, packed
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -58,9 +60,21 @@ class Weight:
     shape = tuple(self.shape[axis] for axis in order)
     return Weight(shape, self.dtype, lambda: self.read().transpose(order))
 
+  def part(self, index: tuple[Any, ...]) -> Weight:
+    """weight[index], of which only the sizes are computed here."""
+    shape = np.broadcast_to(np.zeros((), np.bool_), self.shape)[index].shape
+    return Weight(shape, self.dtype, lambda: self.read()[index])
+
   def cast(self, dtype: Any) -> Weight:
     """Rounded to another dtype."""
     return Weight(self.shape, np.dtype(dtype), lambda: self.read().astype(dtype))
+
+  def in_four_bits(self) -> Weight:
+    """Integers of 4 bits as the bytes of a file."""
+    size = -(-self.size // 2)
+    return Weight(
+      (size,), np.dtype(np.uint8), lambda: packed(self.read().astype(INT4.as_numpy_dtype))
+    )
 
 
 def nbytes(variable: tf.Variable) -> int:
@@ -69,30 +83,30 @@ def nbytes(variable: tf.Variable) -> int:
 
 
 def large(
-  variables: Sequence[tf.Variable],
-  least: int,
-  total: int,
-  dtypes: Sequence[tf.DType],
-  taken: Collection[str],
-) -> dict[str, tf.Variable]:
-  """{name of an input: variable} for large models; empty for others.
+  variables: Sequence[tf.Variable], least: int, total: int, dtypes: Sequence[tf.DType]
+) -> list[tf.Variable]:
+  """The large variables of a large model; none of others.
 
   Args:
     variables: all of the model; several may be the same.
     least: the bytes of a variable that is an input; smaller ones are constants.
     total: the bytes of all variables that make a model large.
     dtypes: those of variables that may be inputs.
-    taken: the names of other inputs.
   """
+  unique = {id(variable): variable for variable in variables}.values()
+  if sum(map(nbytes, unique)) <= total:
+    return []
+  return [v for v in unique if v.dtype in dtypes and nbytes(v) >= least]
+
+
+def named(variables: Sequence[tf.Variable], taken: Collection[str]) -> dict[str, tf.Variable]:
+  """{name of an input: variable}; several may be the same. `taken`: the names of other inputs."""
   unique = list({id(variable): variable for variable in variables}.values())
   unique.sort(key=lambda variable: variable.name)  # a graph has them in the order of a set
-  if sum(map(nbytes, unique)) <= total:
-    return {}
   stem = "weight"
   while any(name.startswith(stem) for name in taken):
     stem += "_"
-  chosen = [v for v in unique if v.dtype in dtypes and nbytes(v) >= least]
-  return {f"{stem}{i}": variable for i, variable in enumerate(chosen)}
+  return {f"{stem}{i}": variable for i, variable in enumerate(unique)}
 
 
 def used(weights: Mapping[str, tf.Variable], concrete: Any) -> dict[str, tf.Variable]:

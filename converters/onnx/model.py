@@ -118,7 +118,7 @@ def translated(
     attentions = Attentions(table)
     if attention_nodes:
       table = table | attentions.table()
-    function = bfloat16.held(narrow.held(signature.function))
+    function = bfloat16.held(narrow.TABLE.held(signature.function))
     concrete = replay.frozen(function, table, bfloat16.HELD)
     newer = handlers.of_newer_opsets()
   if attention_nodes and not attentions.count:
@@ -192,7 +192,7 @@ def _refuse_narrow(signature: Signature) -> None:
           advice="take and return int8, uint8 or float32, and convert in the function",
         ),
       )
-  if computing := narrow.computing(signature.function):
+  if computing := narrow.TABLE.computing(signature.function):
     why = "ONNX moves and converts 4-bit integers and float8, and computes nothing in them"
     raise signature.refuse("onnx", RUNTIME, dict.fromkeys(computing, why))
 

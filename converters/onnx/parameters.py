@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..export import replay
+from ..export.narrow import packed
 from ..export.pair import REAL, Pair
 from . import bfloat16, narrow, protos
 from .runtime import extra
@@ -188,5 +189,5 @@ def tensor(name: str, rows: Sequence[np.ndarray]) -> Any:
     name=name,
     data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
     dims=array.shape,
-    raw_data=narrow.packed(array).tobytes(),
+    raw_data=packed(array).tobytes(),
   )

@@ -17,6 +17,7 @@ from jax2tf.messages import Argument, ArgumentError, Text
 from ..bundle import calls, paths, publish
 from ..export import quantization
 from ..export.ends import in_parts, of_parts
+from ..export.narrow import packed
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify import plan
@@ -27,7 +28,6 @@ from . import (
   functions,
   inline,
   layouts,
-  narrow,
   opsets,
   parameters,
   protos,
@@ -319,11 +319,11 @@ def _write_weights(model: Translated, place: Path, stem: str) -> Path:
         name=name, data_type=dtype, dims=dims, data_location=onnx.TensorProto.EXTERNAL
       )
       stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
-      packed = [narrow.packed(part) for part in parts]
-      length = sum(part.nbytes for part in packed)
+      stored = [packed(part) for part in parts]
+      length = sum(part.nbytes for part in stored)
       for key, number in (("offset", stream.tell()), ("length", length)):
         tensor.external_data.add(key=key, value=str(number))
-      for part in packed:
+      for part in stored:
         stream.write(part.data)
         digest.update(part.data)
       tensors.append(tensor)

@@ -13,9 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from ..export import weights
+from ..export.narrow import OF_4_BITS
 from ..export.source import Source
 from ..export.weights import Weight
-from . import folding
+from . import dequantizing, folding, narrow
+from .dequantizing import Narrow
 from .fusing import Fusing
 from .parts import Parts
 
@@ -28,8 +30,8 @@ _LEAST = 2**16
 LARGE = 2**25
 # The values of `quantization` with which weights may be inputs.
 SCHEMES = (None, "float16")
-# What LiteRT's converter takes as inputs.
-_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.int8, tf.int32)
+# What LiteRT's converter takes as inputs; those of 4 bits as such of 8.
+_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.int8, tf.uint8, tf.int32, *OF_4_BITS)
 
 
 def inputs_of(source: Source) -> dict[str, tf.Variable]:
@@ -39,7 +41,9 @@ def inputs_of(source: Source) -> dict[str, tf.Variable]:
   written = {id(v) for one in signatures if one.state for v in one.state.variables}
   taken = {name for one in signatures for name in one.record.inputs}
   read = [v for v in variables if id(v) not in written]
-  return weights.large(read, _LEAST, LARGE, _DTYPES, taken)
+  large = weights.large(read, _LEAST, LARGE, _DTYPES)
+  dequantized = [v for one in signatures for v in narrow.dequantized(one) if id(v) not in written]
+  return weights.named([*large, *dequantized], taken)
 
 
 def bound(contents: bytes, variables: Mapping[str, tf.Variable]) -> Parts:
@@ -50,7 +54,7 @@ def bound(contents: bytes, variables: Mapping[str, tf.Variable]) -> Parts:
     variables: {input: variable}.
   """
   parts = Parts.of(contents)
-  buffers = {name: parts.add(Weight.of(variable)) for name, variable in variables.items()}
+  buffers = {name: parts.add(_value(variable)) for name, variable in variables.items()}
   constants = _Constants(parts)
   for signature in parts.model.signatureDefs:
     graph = parts.model.subgraphs[signature.subgraphIndex]
@@ -65,8 +69,20 @@ def bound(contents: bytes, variables: Mapping[str, tf.Variable]) -> Parts:
   fuse = Fusing(parts).fuse
   for graph in parts.model.subgraphs:
     fuse(graph)
+  dequantizing.materialize(parts)
   parts.sweep()
   return parts
+
+
+def _value(variable: tf.Variable) -> Weight:
+  """The value of a variable, of 4 and 8 bits as integers that may get a scale."""
+  if variable.dtype not in narrow.DTYPES:
+    return Weight.of(variable)
+  dtype = np.dtype(OF_4_BITS.get(variable.dtype, variable.dtype).as_numpy_dtype)
+  # TF 2.21: only numpy() gives an array of uint4
+  read = lambda: variable.numpy().astype(dtype)  # noqa: E731
+  integers = Weight(tuple(variable.shape), dtype, read)
+  return Narrow.made(dtype, integers, 4 if variable.dtype in OF_4_BITS else 8)
 
 
 class _Constants:
@@ -98,9 +114,31 @@ class _Constants:
         for n in bodies:
           self.propagate(self._parts.model.subgraphs[n])
       if not self._folding.fold(graph, op):
-        remaining.append(op)
+        remaining += [op, *self._narrow_rows(graph, kind, op)]
     graph.operators = remaining
     graph.outputs = np.array([renamed.get(int(n), int(n)) for n in graph.outputs], np.int32)
+
+  def _narrow_rows(self, graph: Any, kind: str, op: Any) -> list[Any]:
+    """Lets a GATHER take its rows of a table of 8-bit integers. Returns the CAST behind it."""
+    if kind != "GATHER":
+      return []
+    table, result = graph.tensors[op.inputs[0]], graph.tensors[op.outputs[0]]
+    weight = self._parts.value(table)
+    if not isinstance(weight, Narrow) or weight.dtype == weight.quantized.dtype:
+      return []
+    if weight.zero is not None or weight.scale is not None:
+      return []
+    integers = Narrow.made(weight.quantized.dtype, weight.quantized, weight.bits)
+    numbers = [
+      dequantizing.added(graph, tensor.name + b"/narrow", integers.dtype, tensor.shape)
+      for tensor in (table, result)
+    ]
+    graph.tensors[numbers[0]].buffer = self._parts.add(integers)
+    graph.tensors[numbers[1]].shapeSignature = result.shapeSignature
+    wide = self._parts.op("CAST", 1, [numbers[1]], int(op.outputs[0]))
+    op.inputs = np.array([numbers[0], *op.inputs[1:]], np.int32)
+    op.outputs = np.array([numbers[1]], np.int32)
+    return [wide]
 
   def _into(self, graph: Any, kind: str, op: Any, bodies: Sequence[Any]) -> dict[int, int]:
     """Moves the constant operands of a loop or a branch into its bodies. Returns {result of the

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..export.weights import Weight
+from .dequantizing import Narrow
 from .parts import Parts, dtype_of
 
 # (options of the op, its operands) -> its results, or None if it stays
@@ -93,6 +94,9 @@ def _widens_float16(x: Any, y: Any) -> bool:
 def _cast(_: Any, dtypes: Sequence[np.dtype[Any]], x: Weight) -> list[Weight] | None:
   """Rounds, and keeps what widens in the program, so that the file has the narrow dtype."""
   (dtype,) = dtypes
+  if isinstance(x, Narrow):
+    wide = x.widened(dtype)
+    return None if wide is None else [wide]
   are_floats = all(jnp.issubdtype(d, np.floating) for d in (x.dtype, dtype))
   return [x.cast(dtype)] if are_floats and dtype.itemsize <= x.dtype.itemsize else None
 
@@ -109,15 +113,26 @@ def _elementwise(function: Callable[..., np.ndarray]) -> _Rule:
   return rule
 
 
-def _part(x: Weight, index: tuple[Any, ...]) -> Weight:
-  """x[index], of which only the sizes are computed here."""
-  shape = np.broadcast_to(np.zeros((), np.bool_), x.shape)[index].shape
-  return Weight(shape, x.dtype, lambda: x.read()[index])
+def _subtracted(options: Any, dtypes: Any, x: Weight, y: Weight) -> Sequence[Weight] | None:
+  shifted = x.shifted(y) if isinstance(x, Narrow) and _is_plain(options) else None
+  return [shifted] if shifted is not None else _elementwise(np.subtract)(options, dtypes, x, y)
+
+
+def _multiplied(options: Any, dtypes: Any, x: Weight, y: Weight) -> Sequence[Weight] | None:
+  for weight, scale in ((x, y), (y, x)):
+    scaled = weight.scaled(scale) if isinstance(weight, Narrow) and _is_plain(options) else None
+    if scaled is not None:
+      return [scaled]
+  return _elementwise(np.multiply)(options, dtypes, x, y)
+
+
+def _is_plain(options: Any) -> bool:
+  return not options.fusedActivationFunction
 
 
 def _slice(_: Any, dtypes: Any, x: Weight, begin: Weight, size: Weight) -> list[Weight]:
   pairs = zip(begin.read().tolist(), size.read().tolist(), strict=True)
-  return [_part(x, tuple(slice(b, None if n < 0 else b + n) for b, n in pairs))]
+  return [x.part(tuple(slice(b, None if n < 0 else b + n) for b, n in pairs))]
 
 
 def _strided_slice(
@@ -134,19 +149,19 @@ def _strided_slice(
     else:
       start = None if options.beginMask & bit else first
       index.append(slice(start, None if options.endMask & bit else last, step))
-  return [_part(x, tuple(index))]
+  return [x.part(tuple(index))]
 
 
 def _split(options: Any, dtypes: Any, axis: Weight, x: Weight) -> list[Weight]:
   along = int(axis.read()) % len(x.shape)
   size = x.shape[along] // options.numSplits
   before = (slice(None),) * along
-  return [_part(x, (*before, slice(i * size, (i + 1) * size))) for i in range(options.numSplits)]
+  return [x.part((*before, slice(i * size, (i + 1) * size))) for i in range(options.numSplits)]
 
 
 def _unpack(options: Any, dtypes: Any, x: Weight) -> list[Weight]:
   along = options.axis % len(x.shape)
-  return [_part(x, (*(slice(None),) * along, i)) for i in range(options.num)]
+  return [x.part((*(slice(None),) * along, i)) for i in range(options.num)]
 
 
 def _joined(options: Any, dtypes: Any, *parts: Weight) -> list[Weight] | None:
@@ -162,8 +177,8 @@ def _joined(options: Any, dtypes: Any, *parts: Weight) -> list[Weight] | None:
 _RULES: Mapping[str, _Rule] = {
   "CAST": _cast,
   "ADD": _elementwise(np.add),
-  "SUB": _elementwise(np.subtract),
-  "MUL": _elementwise(np.multiply),
+  "SUB": _subtracted,
+  "MUL": _multiplied,
   "DIV": _elementwise(np.divide),
   "SLICE": _slice,
   "STRIDED_SLICE": _strided_slice,

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..export.weights import Weight
 from . import flatbuffer
+from .dequantizing import Narrow
 from .parts import Parts
 
 # {op: the axis of its weights that is the last one of its results}
@@ -133,6 +134,9 @@ class Fusing:
         continue  # the file would have the weights twice
       axis = _CHANNELS[self._parts.kind(product)]
       vector = self._vector(graph.tensors[other], int(weights.shape[axis]))
+      stored = self._parts.weights[int(weights.buffer)]
+      if kind == "MUL" and isinstance(stored, Narrow) and stored.scale is not None:
+        continue  # it would not be narrow any more
       if vector is None or not _same_shape(graph.tensors[value], graph.tensors[op.outputs[0]]):
         continue
       if kind == "MUL":
@@ -172,7 +176,10 @@ class Fusing:
     sizes = [1] * len(weight.shape)
     sizes[axis] = -1
     factor = vector.reshape(sizes)
-    scaled = Weight(weight.shape, weight.dtype, _product(weight.read, factor))
+    scaled: Weight | None = Weight(weight.shape, weight.dtype, _product(weight.read, factor))
+    if isinstance(weight, Narrow):
+      scaled = weight.scaled(Weight.of_array(factor))
+    assert scaled is not None
     number = self._added(graph, tensor, tensor.shape, self._parts.add(scaled))
     product.inputs = np.array([product.inputs[0], number, *product.inputs[2:]], np.int32)
     if len(product.inputs) > 2 and product.inputs[2] >= 0:

@@ -8,6 +8,7 @@ They are written one by one from the arrays, so the file takes no memory, and ma
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,14 @@ class Parts:
       tools.OperatorCodeT(builtinCode=number, deprecatedBuiltinCode=deprecated, version=version)
     )
     return len(self.model.operatorCodes) - 1
+
+  def op(self, kind: str, version: int, inputs: Sequence[int], output: int) -> Any:
+    """A new op without options."""
+    return flatbuffer.tools().OperatorT(
+      opcodeIndex=self.code(kind, version),
+      inputs=np.array(inputs, np.int32),
+      outputs=np.array([output], np.int32),
+    )
 
   def value(self, tensor: Any) -> Weight | None:
     """The value of a constant; None for other tensors and for strings."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..export import angles, convolutions, integers, registry
 from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement, again, dynamic_sides, sizes_of, with_shape
-from . import bits, division, lists, scatters, special  # noqa: F401  (which register their own)
+from . import bits, division, lists, narrow, scatters, special  # noqa: F401  (which register their own)
 from .rule import WIDER, of_operands, widened
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from ..bundle import manifest
 from ..bundle.calls import Answer
 from ..export import replay, weights
+from ..export.narrow import OF_4_BITS
 from ..export.source import ExportError, Source
 from ..saved_model.arguments import input_specs
 from ..saved_model.state import State
@@ -92,6 +93,7 @@ def converted(
     frozen = replay.frozen(
       signature.function,
       table,
+      OF_4_BITS,
       state=names if signature.state else None,
       weights=weights.used(large, signature.function),
     )

@@ -15,10 +15,11 @@ from jax2tf.messages import Argument, Text
 
 from ..bundle import publish
 from ..export import quantization, replay, weights
+from ..export.narrow import OF_4_BITS
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Source
 from ..verify.report import Report
-from . import binding, flatbuffer, order, quantized, runtime, state
+from . import binding, flatbuffer, narrow, order, quantized, runtime, state
 from .float16 import half_precision
 from .quantized import Quantization
 from .replacements import FUSED, TABLE
@@ -68,6 +69,7 @@ class TFLite(Target[File]):
 
   def write(self, source: Source, place: Path, name: str) -> File:
     del name  # the file has no name inside
+    source = narrow.held(source)
     fitting = self.quantization.fitting(source)
     scheme = fitting.scheme
     # The converter quantises weights that it has.
@@ -139,7 +141,7 @@ def _frozen(
   source: Source, table: Mapping[str, replay.Replacement], large: Mapping[str, tf.Variable]
 ) -> dict[str, Any]:
   return {
-    name: replay.frozen(one.function, table, weights=weights.used(large, one.function))
+    name: replay.frozen(one.function, table, OF_4_BITS, weights=weights.used(large, one.function))
     for name, one in source.signatures.items()
   }
 
