@@ -22,6 +22,7 @@ from ..verify import answers as compare
 from ..verify import plan
 from ..verify.agreement import Agreement, cosine
 from ..verify.report import Report, Row
+from . import ranges
 from .calibration import Dataset
 from .ends import complex_names
 from .source import ExportError, Runner, Source
@@ -107,13 +108,6 @@ class Quantization:
         self.scheme,
         advice=f"give one of: {', '.join(self.schemes)}; or leave it out",
       )
-    if self.scheme == "int8" and self.representative_dataset is None:
-      raise ArgumentError(
-        "representative_dataset",
-        None,
-        problem=f"{self.scheme} needs typical inputs of the model",
-        advice="give [{input: array}, ...]",
-      )
     if self.scheme is None and self.representative_dataset is not None:
       raise ArgumentError(
         "quantization",
@@ -121,6 +115,21 @@ class Quantization:
         problem="a representative_dataset is for a scheme",
         advice=Text("name one, or give ", Argument("examples"), " for the comparison"),
       )
+
+  def check_ranges(self, source: Source) -> None:
+    """Checks that there are ranges for "int8".
+
+    Raises:
+      ArgumentError: there are no samples, and the functions quantize nothing themselves.
+    """
+    if self.scheme != "int8" or self.dataset or ranges.has_any(source):
+      return
+    raise ArgumentError(
+      "representative_dataset",
+      None,
+      problem="int8 needs typical inputs of the model, whose function has no quant.fake_quant",
+      advice="give [{input: array}, ...]",
+    )
 
   def _check_options(self) -> None:
     kinds.check_names("scores", self.scores)
@@ -192,7 +201,8 @@ def compared(
       little.
   """
   scheme = quantization.scheme
-  kinds_of_inputs = ("given",) if scheme == "int8" else ("ordinary", "given")
+  is_calibrated = scheme == "int8" and quantization.dataset is not None
+  kinds_of_inputs = ("given",) if is_calibrated else ("ordinary", "given")
   runs = [run for run in source.runs(comparison) if run.values in kinds_of_inputs]
   runs += _representative(source, quantization)
   answers = compare.reference_answers(runs, ())

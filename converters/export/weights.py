@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from .narrow import INT4, packed
+from .ranges import RangedWeight
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,12 @@ def named(variables: Sequence[tf.Variable], taken: Collection[str]) -> dict[str,
   return {f"{stem}{i}": variable for i, variable in enumerate(unique)}
 
 
-def used(weights: Mapping[str, tf.Variable], concrete: Any) -> dict[str, tf.Variable]:
-  """Those that a ConcreteFunction reads."""
-  read = {id(variable) for variable in concrete.graph.variables}
-  return {name: variable for name, variable in weights.items() if id(variable) in read}
+def used(weights: Mapping[str, Any], concrete: Any) -> dict[str, Any]:
+  """Those that a ConcreteFunction reads, or quantizes."""
+  graph = concrete.graph
+  read = {id(variable) for variable in graph.variables}
+  return {
+    name: variable
+    for name, variable in weights.items()
+    if (variable.op.graph is graph if isinstance(variable, RangedWeight) else id(variable) in read)
+  }

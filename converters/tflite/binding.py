@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..export import weights
+from ..export import ranges, replay, weights
 from ..export.narrow import OF_4_BITS
+from ..export.ranges import Range, RangedWeight
+from ..export.replay import Replacement
 from ..export.source import Source
 from ..export.weights import Weight
-from . import dequantizing, folding, narrow
+from . import dequantizing, folding, integer, narrow
 from .dequantizing import Narrow
 from .fusing import Fusing
+from .integer import Ranges
 from .parts import Parts
 
 # In bytes. Smaller weights are constants, which the converter folds: biases, scales of
@@ -43,15 +46,39 @@ def inputs_of(source: Source) -> dict[str, tf.Variable]:
   read = [v for v in variables if id(v) not in written]
   large = weights.large(read, _LEAST, LARGE, _DTYPES)
   dequantized = [v for one in signatures for v in narrow.dequantized(one) if id(v) not in written]
-  return weights.named([*large, *dequantized], taken)
+  quantized = [weight for one in signatures for weight in ranges.weights_of(one)]
+  return weights.named([*large, *dequantized, *quantized], taken)
 
 
-def bound(contents: bytes, variables: Mapping[str, tf.Variable]) -> Parts:
+def quantizing(variables: Mapping[str, Any], noted: Ranges | None) -> dict[str, Replacement]:
+  """The replacement of what the function quantizes.
+
+  Args:
+    variables: {input: variable}.
+    noted: gets the ranges of other tensors than parameters; None if these are computed as floats.
+  """
+  names = {id(v.op): name for name, v in variables.items() if isinstance(v, RangedWeight)}
+
+  def of_weight(op: tf.Operation) -> tf.Tensor | None:
+    if (name := names.get(id(op))) is None:
+      return None
+    return variables[name].dequantized(replay.outermost().get_tensor_by_name(f"{name}:0"))
+
+  def of_activation(found: Range, result: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    return result if noted is None or found.axis is not None else noted.noted(found, x)
+
+  return {ranges.MARK: ranges.marked(of_weight, of_activation)}
+
+
+def bound(
+  contents: bytes, variables: Mapping[str, tf.Variable], noted: Ranges | None = None
+) -> Parts:
   """The model with the values of variables in place of its inputs.
 
   Args:
     contents: the .tflite model.
     variables: {input: variable}.
+    noted: the ranges of its tensors, if they are to be integers.
   """
   parts = Parts.of(contents)
   buffers = {name: parts.add(_value(variable)) for name, variable in variables.items()}
@@ -69,6 +96,8 @@ def bound(contents: bytes, variables: Mapping[str, tf.Variable]) -> Parts:
   fuse = Fusing(parts).fuse
   for graph in parts.model.subgraphs:
     fuse(graph)
+  if noted is not None:
+    integer.quantize(parts, noted)
   dequantizing.materialize(parts)
   parts.sweep()
   return parts

@@ -114,7 +114,7 @@ def _broadcast(values: np.ndarray, shape: tuple[int, ...]) -> Weight | None:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
   """How the scales of a weight lie.
 
   Attributes:
@@ -129,7 +129,7 @@ class _Layout:
   zeros: np.ndarray
 
   @classmethod
-  def of(cls, weight: Narrow) -> _Layout | None:
+  def of(cls, weight: Narrow) -> Layout | None:
     """None if neither the tensor, nor the indices of an axis, nor blocks of the last axis have one
     scale each."""
     one, none = np.ones((), np.float32), np.zeros((), np.int64)
@@ -155,7 +155,7 @@ class _Layout:
   @classmethod
   def _of_blocks(
     cls, shape: tuple[int, ...], scale: np.ndarray, zero: np.ndarray
-  ) -> _Layout | None:
+  ) -> Layout | None:
     last = shape[-1]
     pair = [array.reshape(-1, last) for array in (scale, zero)]
     if all((rows == rows[:1]).all() for rows in pair):
@@ -186,7 +186,7 @@ class _Writer:
 
   def __init__(self, parts: Parts):
     self._parts = parts
-    self._layouts: dict[Any, _Layout | None] = {}
+    self._layouts: dict[Any, Layout | None] = {}
     self._buffers: dict[Any, int] = {}
     self._owners: list[Weight] = []  # so that each keeps its id
 
@@ -212,7 +212,7 @@ class _Writer:
     if weight.dtype == np.float32:
       key = buffer, weight.shape
       if key not in self._layouts:
-        self._layouts[key] = _Layout.of(weight)
+        self._layouts[key] = Layout.of(weight)
       if (layout := self._layouts[key]) is not None:
         return self._dequantized(graph, number, weight, whole.quantized, layout)
     elif weight.zero is None:
@@ -222,7 +222,7 @@ class _Writer:
     return []
 
   def _dequantized(
-    self, graph: Any, number: int, weight: Narrow, owner: Weight, layout: _Layout
+    self, graph: Any, number: int, weight: Narrow, owner: Weight, layout: Layout
   ) -> list[Any]:
     tools, tensor = flatbuffer.tools().schema_fb, graph.tensors[number]
     shift = _shift(weight)

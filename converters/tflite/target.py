@@ -21,6 +21,7 @@ from ..export.source import ExportError, Source
 from ..verify.report import Report
 from . import binding, flatbuffer, narrow, order, quantized, runtime, state
 from .float16 import half_precision
+from .integer import Ranges
 from .quantized import Quantization
 from .replacements import FUSED, TABLE
 from .runtime import RUNTIME, TARGET
@@ -64,6 +65,7 @@ class TFLite(Target[File]):
     runs_in = Text(f"{RUNTIME} with ", Argument("quantization", scheme)) if scheme else RUNTIME
     source.refuse_writers(TARGET, runs_in, has_state=not scheme)
     _refuse_empty(source)
+    self.quantization.check_ranges(source)
     if scheme:
       quantization.refuse_complex(source, TARGET, runs_in)
 
@@ -72,18 +74,21 @@ class TFLite(Target[File]):
     source = narrow.held(source)
     fitting = self.quantization.fitting(source)
     scheme = fitting.scheme
+    noted = Ranges() if scheme == "int8" and not fitting.dataset else None
     # The converter quantises weights that it has.
-    large = binding.inputs_of(source) if scheme in binding.SCHEMES else {}
-    is_float = scheme in quantized.FROM_FLOAT or large
-    contents = _converted(source, Quantization() if is_float else fitting, large)
+    is_bound = scheme in binding.SCHEMES or noted is not None
+    large = binding.inputs_of(source) if is_bound else {}
+    is_float = scheme in quantized.FROM_FLOAT or is_bound
+    table = dict(TABLE) | binding.quantizing(large, noted)
+    contents = _converted(source, Quantization() if is_float else fitting, table, large)
     records = {name: one.record for name, one in source.signatures.items()}
     contents = flatbuffer.with_complex(contents, records)
     if scheme == "int4":
       contents = quantized.four_bits(contents)
-    if not large and scheme != "float16":
+    if not large and scheme != "float16" and noted is None:
       place.write_bytes(contents)
       return File(place, quantization=fitting)
-    parts = binding.bound(contents, large)
+    parts = binding.bound(contents, large, noted)
     if scheme == "float16":
       half_precision(parts)
     order.keep(parts)
@@ -113,12 +118,17 @@ def versions() -> dict[str, str]:
   }
 
 
-def _converted(source: Source, scheme: Quantization, large: Mapping[str, tf.Variable]) -> bytes:
+def _converted(
+  source: Source,
+  scheme: Quantization,
+  table: Mapping[str, replay.Replacement],
+  large: Mapping[str, tf.Variable],
+) -> bytes:
   """The converted model, with inputs {name: variable} in place of large weights. Keeps erf where
   the converter can fuse it into GELU."""
   refuse = functools.partial(source.refuse, TARGET, RUNTIME)
   if remembered := state.of(source):
-    return state.converted(source, remembered, TABLE, refuse, large)
+    return state.converted(source, remembered, table, refuse, large)
   functions = None
   if any(
     op in FUSED
@@ -126,14 +136,14 @@ def _converted(source: Source, scheme: Quantization, large: Mapping[str, tf.Vari
     for op in replay.op_types(signature.function)
   ):
     fused = _frozen(
-      source, {op: replacement for op, replacement in TABLE.items() if op not in FUSED}, large
+      source, {op: replacement for op, replacement in table.items() if op not in FUSED}, large
     )
     with contextlib.suppress(ExportError):
       contents = runtime.converted(fused, Quantization().configure, refuse)
       if scheme.scheme is None:
         return contents
       functions = fused
-  functions = functions or _frozen(source, TABLE, large)
+  functions = functions or _frozen(source, table, large)
   return runtime.converted(functions, scheme.configure, refuse)
 
 

@@ -416,6 +416,16 @@ if core_call_p is _primitives.closed_call_p:  # JAX 0.12: both names are the pri
 custom_vmap_p = _custom_batching.custom_vmap_p
 linear_call_p = _custom_derivatives.linear_call_p
 composite_p = _lax.composite_p
+
+
+def composite_attributes(attributes: Any) -> dict[str, Any]:
+  """The attributes of a composite, from the param of its equation, which holds them as leaves."""
+  return {
+    name: jax.tree.unflatten(tree, [getattr(leaf, "val", leaf) for leaf in leaves])
+    for name, leaves, tree in attributes
+  }
+
+
 reshard_p = _pjit.reshard_p
 layout_constraint_p = _pjit.layout_constraint_p
 xla_metadata_call_p = getattr(_xla_metadata, "xla_metadata_call_p", None)  # JAX 0.12

@@ -7,9 +7,10 @@ import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from jax import tree_util
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops as _xla_ops
@@ -130,6 +131,29 @@ def mark_window(result: tf.Tensor, sizes: Sequence[int | None]) -> None:
     )
 
 
+def mark_fake_quant(result: tf.Tensor, x: tf.Tensor, attributes: Mapping[str, Any]) -> tf.Tensor:
+  """The result of Qwix' composite `quant.fake_quant` of `x`, behind an IdentityN of both that has
+  the attributes of the composite. An exporter may make quantization parameters of them."""
+  if tf.executing_eagerly():
+    return result
+  value = tf.compat.v1.AttrValue
+  kinds = value.ListValue
+  both = tf.raw_ops.IdentityN(input=[result, x])
+  axis = attributes.get("quantization_dimension", -1)
+  zeros = np.asarray(attributes.get("zero_point", ())).tolist()
+  for key, attribute in {
+    "scale": value(list=kinds(f=np.asarray(attributes["scale"]).tolist())),
+    "zero_point": value(list=kinds(i=zeros)),
+    "axis": value(i=-1 if axis is None else int(axis)),
+    "dtype": value(s=str(attributes["dtype"]).encode()),
+    "narrow_range": value(b=bool(attributes["narrow_range"])),
+  }.items():
+    both[0].op._set_attr(f"{FAKE_QUANT}{key}", attribute)
+  return both[0]
+
+
+# What the attributes begin with.
+FAKE_QUANT = "_jax2tf_fake_quant_"
 LAST_IN_PFOR = "_jax2tf_last_in_pfor"
 WINDOW = "_jax2tf_window"
 _TRUE = tf.compat.v1.AttrValue(b=True)

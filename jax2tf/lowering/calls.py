@@ -15,7 +15,7 @@ import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import custom_derivatives, lax
 
-from jax2tf import _jax_compat
+from jax2tf import _jax_compat, _tf_compat
 from jax2tf.context import RuleContext, scope_name
 from jax2tf.jaxprs import closed
 from jax2tf.registry import lower_directly, lowers
@@ -108,6 +108,10 @@ for _primitive, _params in _FUNCTIONS.items():
   lowers(_primitive, on_keys=True)(functools.partial(_function, *_params))
 
 
+# Qwix 0.1.8 names so what quantizes and dequantizes.
+_FAKE_QUANT = "quant.fake_quant"
+
+
 @lowers(_jax_compat.composite_p, on_keys=True)
 def _composite(
   ctx: RuleContext,
@@ -119,7 +123,12 @@ def _composite(
   call_jaxpr: Any = None,
 ) -> Tensors:
   """The decomposition of a StableHLO composite, `call_jaxpr` in JAX >= 0.12."""
-  return _call(ctx, *operands, jaxpr=jaxpr, call_jaxpr=call_jaxpr, name=name)
+  results = _call(ctx, *operands, jaxpr=jaxpr, call_jaxpr=call_jaxpr, name=name)
+  known = _jax_compat.composite_attributes(attributes) if name == _FAKE_QUANT else {}
+  if not known.keys() >= {"scale", "dtype", "narrow_range"}:
+    return results
+  # What it closes over comes before its operand.
+  return [_tf_compat.mark_fake_quant(results[0], operands[-1], known)]
 
 
 @lowers(_jax_compat.call_hi_primitive_p)

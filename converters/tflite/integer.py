@@ -1,0 +1,252 @@
+"""Integer kernels of LiteRT for a model whose tensors have known ranges.
+
+While TensorFlow's converter runs, a FakeQuantWithMinMaxArgs stands where the function quantizes a
+tensor; the converter makes QUANTIZE and DEQUANTIZE of it. The scale there is the number of the
+range. An op whose operands are dequantized, and whose result is quantized, becomes the integer op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..export.ranges import Range
+from ..export.weights import Weight
+from . import dequantizing, flatbuffer
+from .dequantizing import Layout, Narrow
+from .parts import Parts
+
+# Ops whose results have the elements of the first operand, or averages of them.
+_MOVES = {"RESHAPE", "TRANSPOSE", "EXPAND_DIMS", "SQUEEZE", "SLICE", "STRIDED_SLICE", "UNPACK"}
+_MOVES |= {"GATHER", "TILE", "MAX_POOL_2D", "AVERAGE_POOL_2D"}
+# {product: the axis of its weights that has channels}
+_PRODUCTS = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
+# Ops with a scale of each operand and of the result.
+_COMPUTED = {"ADD", "SUB", "MUL", "BATCH_MATMUL", "MEAN", "RELU", "LEAKY_RELU", "GELU"}
+_COMPUTED |= {"HARD_SWISH"}
+# {op: (scale, zero) of its result, which its kernel requires}
+_FIXED = {"SOFTMAX": (1 / 256, -128), "LOGISTIC": (1 / 256, -128), "TANH": (1 / 128, 0)}
+_QUANTIZE = 2  # the version of the op that takes int8
+
+
+@dataclass
+class Ranges:
+  """The ranges of a model, in the order of their numbers."""
+
+  known: list[Range] = field(default_factory=list)
+
+  def noted(self, found: Range, x: tf.Tensor) -> tf.Tensor:
+    """The tensor, behind an op that has the number of the range."""
+    self.known.append(found)
+    number = float(len(self.known))
+    return tf.raw_ops.FakeQuantWithMinMaxArgs(inputs=x, min=-128 * number, max=127 * number)
+
+  def of(self, tensor: Any) -> Range:
+    """The range of a tensor that QUANTIZE returns."""
+    return self.known[round(float(tensor.quantization.scale[0])) - 1]
+
+
+def quantize(parts: Parts, ranges: Ranges) -> None:
+  """Makes integer ops of those whose operands and results have ranges."""
+  for graph in parts.model.subgraphs:
+    _Rewriting(parts, ranges, graph).run()
+  parts.sweep()
+
+
+class _Rewriting:
+  """Of one graph."""
+
+  def __init__(self, parts: Parts, ranges: Ranges, graph: Any):
+    self._parts, self._ranges, self._graph = parts, ranges, graph
+    self._readers: dict[int, list[Any]] = {}
+    for op in graph.operators:
+      for n in dict.fromkeys(map(int, op.inputs)):
+        self._readers.setdefault(n, []).append(op)
+    self._ends = set(map(int, graph.outputs))
+    self._integers: dict[int, int] = {}  # {float tensor: the one of its integers}
+    self._renamed: dict[int, int] = {}
+    self._floats: set[int] = set()
+    self._operators: list[Any] = []
+
+  def run(self) -> None:
+    for op in self._graph.operators:
+      kind = self._parts.kind(op)
+      if kind == "QUANTIZE":
+        self._quantized(op)
+      elif kind == "DEQUANTIZE" and self._has_scale(int(op.inputs[0])):
+        source = int(op.inputs[0])
+        self._integers[int(op.outputs[0])] = self._renamed.get(source, source)
+      elif not self._is_integer(kind, op):
+        for n in op.inputs:
+          self._as_float(int(n))
+        self._operators.append(op)
+    for n in self._graph.outputs:
+      self._as_float(int(n))
+    self._graph.operators = self._operators
+
+  def _has_scale(self, number: int) -> bool:
+    parameters = self._graph.tensors[number].quantization
+    return parameters is not None and parameters.scale is not None
+
+  def _quantized(self, op: Any) -> None:
+    source, result = int(op.inputs[0]), int(op.outputs[0])
+    tensor = self._graph.tensors[result]
+    found = self._ranges.of(tensor)
+    self._set(tensor, float(found.scale[0]), int(found.zero[0]))
+    known = self._integers.get(source)
+    if known is not None and self._parameters(known) == self._parameters(result):
+      self._renamed[result] = known
+      return
+    op.inputs = np.array([source if known is None else known], np.int32)
+    op.opcodeIndex = self._parts.code("QUANTIZE", _QUANTIZE)
+    self._operators.append(op)
+
+  def _set(self, tensor: Any, scale: float, zero: int) -> None:
+    tools = flatbuffer.tools()
+    tensor.type = tools.TensorType.INT8
+    tensor.quantization = tools.schema_fb.QuantizationParametersT(
+      scale=np.array([scale], np.float32), zeroPoint=np.array([zero], np.int64)
+    )
+
+  def _parameters(self, number: int) -> tuple[float, int]:
+    quantization = self._graph.tensors[number].quantization
+    return float(np.float32(quantization.scale[0])), int(quantization.zeroPoint[0])
+
+  def _as_float(self, number: int) -> None:
+    """Dequantizes a tensor that an op of floats reads."""
+    if number in self._integers and number not in self._floats:
+      self._floats.add(number)
+      self._operators.append(self._parts.op("DEQUANTIZE", 2, [self._integers[number]], number))
+
+  def _is_integer(self, kind: str, op: Any) -> bool:
+    """Whether the op became one of integers."""
+    first = int(op.inputs[0]) if len(op.inputs) else -1
+    if kind in _PRODUCTS:
+      return self._is_product(kind, op)
+    if kind in _MOVES and first in self._integers:
+      scale_and_zero = self._parameters(self._integers[first])
+      return self._rewritten(op, [first], [scale_and_zero] * len(op.outputs))
+    if kind in _FIXED and first in self._integers:
+      return self._rewritten(op, [first], [_FIXED[kind]])
+    if kind not in _COMPUTED:
+      return False
+    operands = [first, int(op.inputs[1])] if kind in ("ADD", "SUB", "MUL", "BATCH_MATMUL") else [first]
+    if not all(n in self._integers or self._is_number(n) for n in operands):
+      return False
+    after = self._after(int(op.outputs[0]))
+    return after is not None and self._rewritten(op, operands, [after])
+
+  def _is_number(self, number: int) -> bool:
+    """Whether the tensor is one constant number, of which one integer is exact."""
+    tensor = self._graph.tensors[number]
+    value = self._parts.value(tensor)
+    return value is not None and value.size == 1 and value.dtype == np.float32
+
+  def _after(self, number: int) -> tuple[float, int] | None:
+    """The range in which all that reads the tensor quantizes it, maybe after it has moved it."""
+    found = set()
+    waiting = [number]
+    while waiting:
+      tensor = waiting.pop()
+      readers = self._readers.get(tensor, [])
+      if tensor in self._ends or not readers:
+        return None
+      for op in readers:
+        kind = self._parts.kind(op)
+        if kind == "QUANTIZE":
+          one = self._ranges.of(self._graph.tensors[op.outputs[0]])
+          found.add((float(one.scale[0]), int(one.zero[0])))
+        elif kind in _MOVES and int(op.inputs[0]) == tensor:
+          waiting += map(int, op.outputs)
+        else:
+          return None
+    return found.pop() if len(found) == 1 else None
+
+  def _rewritten(
+    self, op: Any, operands: Sequence[int], results: Sequence[tuple[float, int]]
+  ) -> bool:
+    """The op with integers in place of these operands, and of its results."""
+    inputs = list(map(int, op.inputs))
+    for n in dict.fromkeys(operands):
+      integers = self._integers[n] if n in self._integers else self._number(n)
+      inputs = [integers if i == n else i for i in inputs]
+    op.inputs = np.array(inputs, np.int32)
+    for n, (scale, zero) in zip(map(int, op.outputs), results, strict=True):
+      tensor = self._graph.tensors[n]
+      new = dequantizing.added(
+        self._graph, tensor.name + b"/integers", np.dtype(np.int8), tensor.shape
+      )
+      self._graph.tensors[new].shapeSignature = tensor.shapeSignature
+      self._set(self._graph.tensors[new], scale, zero)
+      self._integers[n] = new
+    op.outputs = np.array([self._integers[int(n)] for n in op.outputs], np.int32)
+    self._operators.append(op)
+    return True
+
+  def _number(self, number: int) -> int:
+    tensor = self._graph.tensors[number]
+    weight = self._parts.value(tensor)
+    assert weight is not None
+    value = float(weight.read().reshape(-1)[0])
+    integers = np.full(weight.shape, np.sign(value) * 127, np.int8)
+    new = dequantizing.added(
+      self._graph, tensor.name + b"/integer", integers.dtype, integers.shape
+    )
+    self._graph.tensors[new].buffer = self._parts.add(Weight.of_array(integers))
+    self._set(self._graph.tensors[new], abs(value) / 127 or 1.0, 0)
+    return new
+
+  def _is_product(self, kind: str, op: Any) -> bool:
+    first = int(op.inputs[0])
+    tensor = self._graph.tensors[op.inputs[1]]
+    weight = self._parts.weights.get(int(tensor.buffer))
+    after = self._after(int(op.outputs[0]))
+    if first not in self._integers or after is None or not isinstance(weight, Narrow):
+      return False
+    whole = self._parts.value(tensor)
+    assert isinstance(whole, Narrow)
+    layout = Layout.of(whole)
+    is_fitting = layout is not None and layout.shape is None and not layout.zeros.any()
+    if layout is None or not is_fitting or (layout.scales.size > 1 and layout.axis != _PRODUCTS[kind]):
+      return False
+    scale, _ = self._parameters(self._integers[first])
+    scales = (np.float32(scale) * layout.scales).astype(np.float32)
+    inputs = list(map(int, op.inputs))
+    inputs[1] = self._weights(tensor, whole, layout)
+    if len(inputs) > 2 and inputs[2] >= 0:
+      bias = self._parts.value(self._graph.tensors[inputs[2]])
+      if bias is None:
+        return False
+      inputs[2] = self._bias(inputs[2], bias.read(), scales)
+    op.inputs = np.array(inputs, np.int32)
+    return self._rewritten(op, [first], [after])
+
+  def _weights(self, tensor: Any, weight: Narrow, layout: Layout) -> int:
+    new = dequantizing.added(
+      self._graph, tensor.name + b"/integers", np.dtype(np.int8), weight.shape
+    )
+    made = self._graph.tensors[new]
+    made.buffer = self._parts.add(weight.quantized)
+    made.quantization = flatbuffer.tools().schema_fb.QuantizationParametersT(
+      scale=layout.scales, zeroPoint=layout.zeros, quantizedDimension=layout.axis
+    )
+    return new
+
+  def _bias(self, number: int, bias: np.ndarray, scales: np.ndarray) -> int:
+    """int32: round(bias / (scale of the operand * scale of the weights))."""
+    limits = np.iinfo(np.int32)
+    whole = np.round(bias.astype(np.float64) / scales)
+    integers = np.clip(whole, limits.min, limits.max).astype(np.int32)
+    name = self._graph.tensors[number].name
+    new = dequantizing.added(self._graph, name + b"/integers", integers.dtype, integers.shape)
+    made = self._graph.tensors[new]
+    made.buffer = self._parts.add(Weight.of_array(integers))
+    made.quantization = flatbuffer.tools().schema_fb.QuantizationParametersT(
+      scale=scales, zeroPoint=np.zeros(scales.size, np.int64), quantizedDimension=0
+    )
+    return new
+
