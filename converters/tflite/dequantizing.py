@@ -153,9 +153,7 @@ class Layout:
     return cls(axis, None, scale[first], zero[first])
 
   @classmethod
-  def _of_blocks(
-    cls, shape: tuple[int, ...], scale: np.ndarray, zero: np.ndarray
-  ) -> Layout | None:
+  def _of_blocks(cls, shape: tuple[int, ...], scale: np.ndarray, zero: np.ndarray) -> Layout | None:
     last = shape[-1]
     pair = [array.reshape(-1, last) for array in (scale, zero)]
     if all((rows == rows[:1]).all() for rows in pair):

@@ -134,7 +134,9 @@ class _Rewriting:
       return self._rewritten(op, [first], [_FIXED[kind]])
     if kind not in _COMPUTED:
       return False
-    operands = [first, int(op.inputs[1])] if kind in ("ADD", "SUB", "MUL", "BATCH_MATMUL") else [first]
+    operands = (
+      [first, int(op.inputs[1])] if kind in ("ADD", "SUB", "MUL", "BATCH_MATMUL") else [first]
+    )
     if not all(n in self._integers or self._is_number(n) for n in operands):
       return False
     after = self._after(int(op.outputs[0]))
@@ -193,9 +195,7 @@ class _Rewriting:
     assert weight is not None
     value = float(weight.read().reshape(-1)[0])
     integers = np.full(weight.shape, np.sign(value) * 127, np.int8)
-    new = dequantizing.added(
-      self._graph, tensor.name + b"/integer", integers.dtype, integers.shape
-    )
+    new = dequantizing.added(self._graph, tensor.name + b"/integer", integers.dtype, integers.shape)
     self._graph.tensors[new].buffer = self._parts.add(Weight.of_array(integers))
     self._set(self._graph.tensors[new], abs(value) / 127 or 1.0, 0)
     return new
@@ -211,7 +211,11 @@ class _Rewriting:
     assert isinstance(whole, Narrow)
     layout = Layout.of(whole)
     is_fitting = layout is not None and layout.shape is None and not layout.zeros.any()
-    if layout is None or not is_fitting or (layout.scales.size > 1 and layout.axis != _PRODUCTS[kind]):
+    if (
+      layout is None
+      or not is_fitting
+      or (layout.scales.size > 1 and layout.axis != _PRODUCTS[kind])
+    ):
       return False
     scale, _ = self._parameters(self._integers[first])
     scales = (np.float32(scale) * layout.scales).astype(np.float32)
@@ -249,4 +253,3 @@ class _Rewriting:
       scale=scales, zeroPoint=np.zeros(scales.size, np.int64), quantizedDimension=0
     )
     return new
-

@@ -15,6 +15,9 @@ import pytest
 import qwix
 
 from jax2tf.converters import onnx, tflite
+from jax2tf.converters.tflite import flatbuffer
+from jax2tf.converters.tflite.parts import Parts
+from tests.converters.test_tflite import runners
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Qwix 0.1.8 itself
 X = jnp.asarray(np.random.default_rng(0).standard_normal((4, 32)), jnp.float32)
@@ -73,13 +76,100 @@ def test_quantisation_aware_training(tmp_path: Path, target: str) -> None:
   saved(tmp_path / f"m.{target}", target, network, PARAMS)
 
 
+def prepared(network: Any, x: jax.Array) -> tuple[Any, Any]:
+  """(the network as Qwix prepares it for on-device converters, parameters)."""
+  params = network.init(jax.random.key(0), x)["params"]
+  # a new network has biases of zeros
+  params = jax.tree.map(lambda a: a + 0.1 if a.ndim == 1 else a, params)
+  of_int8 = rules(**INT8)
+  training = qwix.quantize_model(network, qwix.OdmlQatProvider(of_int8))
+  state = training.init(jax.random.key(0), x)
+  state = {"params": params} | {name: state[name] for name in state if name != "params"}
+  _, updated = training.apply(state, x, mutable="quant_stats")
+  stats = updated.get("quant_stats", {})
+  provider = qwix.OdmlConversionProvider(of_int8, params, stats)
+  return qwix.quantize_model(network, provider), params
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_networks_for_on_device_converters(tmp_path: Path, target: str) -> None:
-  """Its composites, quant.fake_quant, are computed by their ops."""
-  options = rules(**INT8, act_static_scale=True)
-  training = qwix.quantize_model(NETWORK, qwix.OdmlQatProvider(options))
-  state = training.init(jax.random.key(0), X)
-  state = {"params": PARAMS} | {name: state[name] for name in state if name != "params"}
-  _, updated = training.apply(state, X, mutable="quant_stats")
-  provider = qwix.OdmlConversionProvider(options, PARAMS, updated["quant_stats"])
-  saved(tmp_path / f"m.{target}", target, qwix.quantize_model(NETWORK, provider), PARAMS)
+  """Without `quantization` its composites, quant.fake_quant, are computed by their ops, and weights
+  are int8."""
+  network, params = prepared(NETWORK, X)
+  path = tmp_path / f"m.{target}"
+  saved(path, target, network, params)
+  if target == "tflite":
+    assert path.read_bytes().count(b"/quantized") >= 2
+
+
+class Images(nn.Module):
+  """The layers of Qwix' own test of MNIST, smaller."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    for features in (8, 16):
+      x = nn.relu(nn.Conv(features, (3, 3))(x))
+      x = nn.avg_pool(x, (2, 2), (2, 2))
+    x = nn.relu(nn.Dense(32)(x.reshape(x.shape[0], -1)))
+    return nn.Dense(10)(x)
+
+
+class Block(nn.Module):
+  """Attention and a perceptron, each added to its operand."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    query, key, value = (nn.Dense(16)(x) for _ in range(3))
+    scores = nn.softmax(jnp.einsum("bqd,bkd->bqk", query, key) * 0.25)
+    x = x + nn.Dense(16)(jnp.einsum("bqk,bkd->bqd", scores, value))
+    return x + nn.Dense(16)(nn.gelu(nn.Dense(32)(x)))
+
+
+def drawn(*shape: int) -> jax.Array:
+  return jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
+
+
+# {name: (network, input, quanta by which outputs may differ)}. Qwix does not round the averages of
+# a pool, which LiteRT does.
+INTEGER = {
+  "mlp": (NETWORK, X, 1),
+  "images": (Images(), drawn(4, 16, 16, 1), 8),
+  "block": (Block(), drawn(2, 8, 16), 4),
+}
+
+
+@pytest.mark.parametrize("name", INTEGER)
+def test_integer_kernels_of_litert(tmp_path: Path, name: str) -> None:
+  """quant.fake_quant as quantization parameters. A kernel rounds each result once, to the nearest
+  integer or to the next one, and so may what reads it."""
+  base, x, quanta = INTEGER[name]
+  network, params = prepared(base, x)
+  path = tmp_path / "m.tflite"
+  made = tflite.save(
+    lambda params, x: {"y": network.apply({"params": params}, x)},
+    params,
+    path,
+    inputs={"x": jax.ShapeDtypeStruct(x.shape, x.dtype)},
+    quantization="int8",
+    examples={"x": np.asarray(x)},
+  )
+  assert made.report.ok
+  ops, last = float_ops(path)
+  assert not ops
+  expected = np.asarray(jax.jit(network.apply)({"params": params}, x))
+  found = runners(path)("serving_default")(x=np.asarray(x))["y"]
+  assert np.abs(found - expected).max() <= (quanta + 0.01) * last
+
+
+def float_ops(path: Path) -> tuple[set[str], float]:
+  """The ops that compute floats, and the scale of the last tensor."""
+  parts = Parts.of(path.read_bytes())
+  (graph,) = parts.model.subgraphs
+  integers = (flatbuffer.tools().TensorType.INT8, flatbuffer.tools().TensorType.INT32)
+  found = {
+    parts.kind(op)
+    for op in graph.operators
+    if not any(graph.tensors[n].type in integers for n in op.outputs)
+  }
+  last = graph.tensors[graph.operators[-1].inputs[0]]
+  return found - {"DEQUANTIZE"}, float(last.quantization.scale[0])
