@@ -56,6 +56,11 @@ class Range:
     zeros = np.array(zero.list.i or [0] * scales.size, np.int64)
     return cls(scales, zeros, axis.i if axis.i >= 0 else None, _BITS[dtype.s], narrow.b)
 
+  @property
+  def is_of_tensor(self) -> bool:
+    """Whether it has one scale, and all integers of 8 bits."""
+    return self.axis is None and self.bits == 8 and not self.is_narrow
+
   def quantized(self, x: np.ndarray) -> np.ndarray:
     """The integers of an array, as int8."""
     shape = [1] * x.ndim

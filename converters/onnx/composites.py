@@ -14,6 +14,7 @@ import tensorflow as tf
 from ..export import replay
 
 STAND_IN = "IdentityN"
+QUANTIZE = "QuantizeLinear"  # with DequantizeLinear behind it
 _NODE, _ATTRIBUTE = "_node", "_of_onnx_"  # attributes of a stand-in begin with "_"
 
 
@@ -40,6 +41,10 @@ def _node(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   kind, inputs, result = node.get_attr_str(_NODE), list(node.input), node.output[0]
   shape, dtype = node.output_shapes[0], node.output_dtypes[0]
   graph.remove_node(node.name)
+  if kind == QUANTIZE:
+    zero = graph.get_dtype(inputs[2])
+    quantized = graph.make_node(kind, inputs, dtypes=[zero], shapes=[shape]).output[0]
+    kind, inputs = "DequantizeLinear", [quantized, *inputs[1:]]
   graph.make_node(
     kind, inputs, attr=attributes, name=node.name, outputs=[result], shapes=[shape], dtypes=[dtype]
   )

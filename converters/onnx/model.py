@@ -35,6 +35,7 @@ from . import (
   parameters,
   passes,
   protos,
+  ranges,
   rows,
 )
 from .attention import Attentions
@@ -84,6 +85,7 @@ def translated(
   idioms: str,
   keeps_narrow: bool = True,
   attention_nodes: bool = False,
+  quantizes: bool = False,
 ) -> Translated:
   """Translates the signature to ONNX.
 
@@ -94,6 +96,7 @@ def translated(
     idioms: as the signature was made.
     keeps_narrow: whether parameters of 4 and 8 bits stay so in the file.
     attention_nodes: whether attention becomes Attention.
+    quantizes: whether what the function quantizes becomes QuantizeLinear and DequantizeLinear.
 
   Raises:
     ExportError: ONNX or tf2onnx lacks ops or dtypes.
@@ -119,6 +122,7 @@ def translated(
     if attention_nodes:
       table = table | attentions.table()
     function = bfloat16.held(narrow.TABLE.held(signature.function))
+    table |= ranges.quantizing(signature, weights, of_activations=quantizes)
     concrete = replay.frozen(function, table, bfloat16.HELD)
     newer = handlers.of_newer_opsets()
   if attention_nodes and not attentions.count:

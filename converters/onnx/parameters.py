@@ -72,6 +72,7 @@ class Parameters:
     specs: {input: its dtype and shape in the file}.
     wide: {input: its dtype in the graph}, where that of the file is narrower.
     narrow: the inputs of 4 and 8 bits that stay so.
+    keeps: whether there are such.
   """
 
   def __init__(self, taken: Sequence[str], *, beside: bool, keeps: bool, opset: int | None):
@@ -83,7 +84,7 @@ class Parameters:
       opset: of the file; None for one that has all of their dtypes.
     """
     self._taken = set(taken)
-    self._beside, self._keeps, self._opset = beside, keeps, opset
+    self._beside, self.keeps, self._opset = beside, keeps, opset
     self._tensors: dict[int, Any] = {}
     self.names: dict[str, str] = {}
     self.values: dict[str, Value] = {}
@@ -101,7 +102,7 @@ class Parameters:
 
   def _tensor(self, variable: Any) -> Any:
     in_file = self._dtype_in_file(variable.dtype)
-    if not (self._beside or (self._keeps and in_file in _STORED)):
+    if not (self._beside or (self.keeps and in_file in _STORED)):
       return replay.constant_of(variable, held_dtype(variable.dtype))
     if variable.dtype in REAL:
       parts = Part(variable, "real"), Part(variable, "imag")
@@ -109,7 +110,7 @@ class Parameters:
     return self._placeholder(variable, in_file)
 
   def _dtype_in_file(self, dtype: tf.DType) -> tf.DType:
-    if dtype not in narrow.HELD or not self._keeps:
+    if dtype not in narrow.HELD or not self.keeps:
       return held_dtype(dtype)
     is_too_new = self._opset is not None and self._opset < narrow.SINCE[dtype]
     return held_dtype(dtype) if is_too_new else dtype
@@ -131,7 +132,7 @@ class Parameters:
     )
     if in_file != held:
       self.wide[name] = held
-    if self._keeps and in_file in _STORED:
+    if self.keeps and in_file in _STORED:
       self.narrow.add(name)
     return tensor
 

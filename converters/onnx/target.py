@@ -141,6 +141,7 @@ class Onnx(Target[WrittenModel]):
 
   def accept(self, source: Source) -> None:
     super().accept(source)
+    self.quantization.check_ranges(source)
     if scheme := self.quantization.scheme:
       runs_in = Text(f"{RUNTIME} with ", Argument("quantization", scheme))
       quantization.refuse_complex(source, TARGET, runs_in)
@@ -151,12 +152,14 @@ class Onnx(Target[WrittenModel]):
     variables = signature.function.graph.variables
     size = sum(v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size for v in variables)
     scheme = self.quantization.fitting(source)
+    has_ranges = scheme.scheme == "int8" and not scheme.dataset
+    by_quantizer = scheme.scheme is not None and not has_ranges
     is_inside = size <= min(self.external_data_threshold, LARGEST)
     # the quantizer reads constants
-    within = is_inside and (size <= _CONSTANTS or scheme.scheme is not None)
+    within = is_inside and (size <= _CONSTANTS or by_quantizer)
     in_file = layouts.channels_first(signature, self.inputs_as_nchw, self.outputs_as_nchw)
     # the quantizer and float16 read float32
-    keeps_narrow = scheme.scheme is None and self.precision == FLOAT32
+    keeps_narrow = not by_quantizer and self.precision == FLOAT32
     since = opsets.SINCE["Attention"] if self.attention_nodes else None
     model = translated(
       in_file,
@@ -165,13 +168,14 @@ class Onnx(Target[WrittenModel]):
       idioms=source.idioms,
       keeps_narrow=keeps_narrow,
       attention_nodes=self.attention_nodes,
+      quantizes=has_ranges,
     )
     if nchw := [*self.inputs_as_nchw, *self.outputs_as_nchw]:
       model.proto.metadata_props.add(key=layouts.NCHW, value=" ".join(nchw))
     if self.precision != FLOAT32:
       model = self._in_float16(model, source)
     place.mkdir()
-    if scheme.scheme is not None:
+    if by_quantizer:
       whole = place / "float32"
       whole.mkdir()
       _write(model, whole / name)

@@ -47,7 +47,7 @@ def rules(**options: Any) -> list[Any]:
   return [qwix.QuantizationRule(module_path=".*", **options)]
 
 
-def saved(path: Path, target: str, network: Any, params: Any) -> None:
+def saved(path: Path, target: str, network: Any, params: Any, **options: Any) -> None:
   """Exports it, which compares it with JAX."""
   TARGETS[target].save(
     lambda params, x: network.apply({"params": params}, x),
@@ -55,6 +55,7 @@ def saved(path: Path, target: str, network: Any, params: Any) -> None:
     path,
     inputs={"x": "f32[4,32]"},
     samples=1,
+    **options,
   )
 
 
@@ -136,6 +137,30 @@ INTEGER = {
   "images": (Images(), drawn(4, 16, 16, 1), 8),
   "block": (Block(), drawn(2, 8, 16), 4),
 }
+
+
+def test_quantizing_nodes_of_onnx(tmp_path: Path) -> None:
+  network, params = prepared(NETWORK, X)
+  path = tmp_path / "m.onnx"
+  saved(path, "onnx", network, params, quantization="int8")
+  graph = onnx_library.load(path).graph
+  nodes = [node.op_type for node in graph.node]
+  # the input, the result of each layer and the weights of both
+  assert [nodes.count("QuantizeLinear"), nodes.count("DequantizeLinear")] == [3, 5]
+  of = onnx_library.TensorProto.DataType.Name
+  stored = [of(t.data_type) for t in graph.initializer if len(t.dims) == 2]
+  assert stored.count("INT8") == 2
+  expected = jax.jit(network.apply)({"params": params}, X)
+  (found,) = onnx.run(path, {"x": np.asarray(X)}).values()
+  last = [t for t in graph.initializer if t.name == graph.node[-1].input[1]]
+  scale = float(onnx_library.numpy_helper.to_array(last[0]))
+  assert np.abs(found - np.asarray(expected)).max() <= 1.01 * scale
+
+
+def test_int8_needs_samples_or_ranges(tmp_path: Path) -> None:
+  for target in TARGETS:
+    with pytest.raises(ValueError, match="whose function has no quant.fake_quant"):
+      saved(tmp_path / f"m.{target}", target, NETWORK, PARAMS, quantization="int8")
 
 
 @pytest.mark.parametrize("name", INTEGER)
