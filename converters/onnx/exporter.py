@@ -170,10 +170,11 @@ def save_model(
     quantization: None; "dynamic_int8": the weights of products, and their operands at run time;
       "int8": weights and operands of products and convolutions, calibrated, between QuantizeLinear
       and DequantizeLinear. All other ops compute in float32.
-    representative_dataset: typical inputs of the model, for "int8", which needs them, and for the
-      comparison of "dynamic_int8": an iterable of {input: array}, or a function without arguments
-      that returns one. "int8" holds every fifth sample back from the calibration, and is compared
-      with the reference on these. If there are fewer than five, all calibrate and all are compared.
+    representative_dataset: typical inputs of the model, for "int8", which needs them unless the
+      function has quant.fake_quant of Qwix, and for the comparison of "dynamic_int8": an iterable
+      of {input: array}, or a function without arguments that returns one. "int8" holds every fifth
+      sample back from the calibration, and is compared with the reference on these. If there are
+      fewer than five, all calibrate and all are compared.
     least_cosine: the least cosine between an output of a quantised model and the reference's. By
       default `LEAST_COSINE[quantization]`. On representative samples the cosine without the mean of
       the outputs must be at least 1 - 10 * (1 - least_cosine).

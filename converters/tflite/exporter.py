@@ -154,11 +154,12 @@ def save_model(
     quantization: None; "float16": weights, dequantised to float32 when the model is loaded;
       "dynamic_int8": weights, and activations at run time; "int8": weights and activations,
       calibrated, for ops with int8 kernels; "int4": weights, by ai-edge-quantizer.
-    representative_dataset: typical inputs of the model, for "int8", which needs them, and for the
-      comparison of the other schemes: an iterable of {input: array}, {signature: iterable} for
-      several signatures, or a function without arguments that returns one of them. "int8" holds
-      every fifth sample back from the calibration, and is compared with the reference on these. If
-      there are fewer than five, all calibrate and all are compared.
+    representative_dataset: typical inputs of the model, for "int8", which needs them unless the
+      function has quant.fake_quant of Qwix, and for the comparison of the other schemes: an
+      iterable of {input: array}, {signature: iterable} for several signatures, or a function
+      without arguments that returns one of them. "int8" holds every fifth sample back from the
+      calibration, and is compared with the reference on these. If there are fewer than five, all
+      calibrate and all are compared.
     least_cosine: the least cosine between an output of a quantised model and the reference's. By
       default `LEAST_COSINE[quantization]`. On representative samples the cosine without the mean of
       the outputs must be at least 1 - 10 * (1 - least_cosine).
