@@ -18,7 +18,7 @@ from ..export.ranges import Range, RangedWeight
 from ..export.replay import Replacement
 from ..export.source import Source
 from ..export.weights import Weight
-from . import dequantizing, folding, integer, narrow
+from . import dequantizing, dynamic, folding, integer, narrow
 from .dequantizing import Narrow
 from .fusing import Fusing
 from .integer import Ranges
@@ -33,8 +33,17 @@ _LEAST = 2**16
 LARGE = 2**25
 # The values of `quantization` with which weights may be inputs.
 SCHEMES = (None, "float16")
+# {the same of large models: bits of the weights}
+DYNAMIC = {"dynamic_int8": 8, "int4": 4}
 # What LiteRT's converter takes as inputs; those of 4 bits as such of 8.
 _DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.int8, tf.uint8, tf.int32, *OF_4_BITS)
+
+
+def is_large(source: Source) -> bool:
+  """Whether the converter gets the weights as inputs for their size."""
+  signatures = source.signatures.values()
+  variables = [v for one in signatures for v in one.function.graph.variables]
+  return bool(weights.large(variables, _LEAST, LARGE, _DTYPES))
 
 
 def inputs_of(source: Source) -> dict[str, tf.Variable]:
@@ -71,7 +80,10 @@ def quantizing(variables: Mapping[str, Any], noted: Ranges | None) -> dict[str, 
 
 
 def bound(
-  contents: bytes, variables: Mapping[str, tf.Variable], noted: Ranges | None = None
+  contents: bytes,
+  variables: Mapping[str, tf.Variable],
+  noted: Ranges | None = None,
+  bits: int | None = None,
 ) -> Parts:
   """The model with the values of variables in place of its inputs.
 
@@ -79,10 +91,12 @@ def bound(
     contents: the .tflite model.
     variables: {input: variable}.
     noted: the ranges of its tensors, if they are to be integers.
+    bits: of the integers that large weights become, for activations that are quantized at run time;
+      None for weights as they are.
   """
   parts = Parts.of(contents)
   buffers = {name: parts.add(_value(variable)) for name, variable in variables.items()}
-  constants = _Constants(parts)
+  constants = _Constants(parts, widens=bits is not None)
   for signature in parts.model.signatureDefs:
     graph = parts.model.subgraphs[signature.subgraphIndex]
     entries = {entry.name.decode(): entry for entry in signature.inputs}
@@ -98,6 +112,8 @@ def bound(
     fuse(graph)
   if noted is not None:
     integer.quantize(parts, noted)
+  if bits is not None:
+    dynamic.quantize(parts, bits)
   dequantizing.materialize(parts)
   parts.sweep()
   return parts
@@ -117,9 +133,9 @@ def _value(variable: tf.Variable) -> Weight:
 class _Constants:
   """Follows constants through ops, loops and branches."""
 
-  def __init__(self, parts: Parts):
+  def __init__(self, parts: Parts, *, widens: bool):
     self._parts = parts
-    self._folding = folding.Folding(parts)
+    self._folding = folding.Folding(parts, widens=widens)
     self._callers = Counter(n for graph in parts.model.subgraphs for n in self._called(graph))
 
   def _called(self, graph: Any) -> Iterator[int]:

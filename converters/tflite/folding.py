@@ -29,8 +29,9 @@ class Folding:
   Equal ops, of several signatures, have one result.
   """
 
-  def __init__(self, parts: Parts):
-    self._parts = parts
+  def __init__(self, parts: Parts, *, widens: bool = False):
+    """`widens`: also floats to wider ones, for the file will have neither."""
+    self._parts, self._widens = parts, widens
     self._results: dict[Any, list[int]] = {}
 
   def fold(self, graph: Any, op: Any) -> bool:
@@ -41,7 +42,7 @@ class Folding:
     kind, outputs = self._parts.kind(op), [graph.tensors[n] for n in op.outputs]
     shapes = [_sizes(tensor) for tensor in outputs]
     values = [self._parts.value(tensor) for tensor in tensors]
-    if kind == "CAST" and _widens_float16(tensors[0], outputs[0]):
+    if kind == "CAST" and not self._widens and _widens_float16(tensors[0], outputs[0]):
       # LiteRT computes it once, and XNNPACK reads float16 as it is.
       op.opcodeIndex = self._parts.code("DEQUANTIZE", _DEQUANTIZE_FLOAT16)
       op.builtinOptions, op.builtinOptionsType = None, 0
@@ -62,8 +63,11 @@ class Folding:
     key = kind, options, *map(self._key, tensors, operands)
     if key not in self._results:
       dtypes = [dtype_of(tensor) for tensor in outputs]
-      results = rule(op.builtinOptions, dtypes, *operands)
-      if results is None or _nbytes(results) > _nbytes(operands):
+      is_wider = kind == "CAST" and self._widens and _are_floats([operands[0].dtype, *dtypes])
+      results = (
+        [operands[0].cast(dtypes[0])] if is_wider else rule(op.builtinOptions, dtypes, *operands)
+      )
+      if results is None or (_nbytes(results) > _nbytes(operands) and not is_wider):
         return False
       if [result.shape for result in results] != shapes:
         return False
@@ -97,8 +101,12 @@ def _cast(_: Any, dtypes: Sequence[np.dtype[Any]], x: Weight) -> list[Weight] | 
   if isinstance(x, Narrow):
     wide = x.widened(dtype)
     return None if wide is None else [wide]
-  are_floats = all(jnp.issubdtype(d, np.floating) for d in (x.dtype, dtype))
-  return [x.cast(dtype)] if are_floats and dtype.itemsize <= x.dtype.itemsize else None
+  is_narrower = dtype.itemsize <= x.dtype.itemsize
+  return [x.cast(dtype)] if is_narrower and _are_floats([x.dtype, dtype]) else None
+
+
+def _are_floats(dtypes: Sequence[Any]) -> bool:
+  return all(dtype is not None and jnp.issubdtype(dtype, np.floating) for dtype in dtypes)
 
 
 def _elementwise(function: Callable[..., np.ndarray]) -> _Rule:

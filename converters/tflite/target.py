@@ -76,19 +76,20 @@ class TFLite(Target[File]):
     scheme = fitting.scheme
     noted = Ranges() if scheme == "int8" and not fitting.dataset else None
     # The converter quantises weights that it has.
-    is_bound = scheme in binding.SCHEMES or noted is not None
+    bits = binding.DYNAMIC.get(scheme or "") if binding.is_large(source) else None
+    is_bound = scheme in binding.SCHEMES or noted is not None or bits is not None
     large = binding.inputs_of(source) if is_bound else {}
     is_float = scheme in quantized.FROM_FLOAT or is_bound
     table = dict(TABLE) | binding.quantizing(large, noted)
     contents = _converted(source, Quantization() if is_float else fitting, table, large)
     records = {name: one.record for name, one in source.signatures.items()}
     contents = flatbuffer.with_complex(contents, records)
-    if scheme == "int4":
+    if scheme == "int4" and bits is None:
       contents = quantized.four_bits(contents)
     if not large and scheme != "float16" and noted is None:
       place.write_bytes(contents)
       return File(place, quantization=fitting)
-    parts = binding.bound(contents, large, noted)
+    parts = binding.bound(contents, large, noted, bits)
     if scheme == "float16":
       half_precision(parts)
     order.keep(parts)

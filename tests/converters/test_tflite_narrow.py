@@ -166,6 +166,43 @@ def test_a_large_model(
   np.testing.assert_allclose(runners(made.path)("four")(x=X)["y"], expected, **tolerance)
 
 
+@pytest.mark.parametrize(("quantization", "bits"), [("dynamic_int8", 8), ("int4", 4)])
+def test_weights_of_a_large_model_become_integers(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, bits: int
+) -> None:
+  """float32, bfloat16, and a tied table, which is in the file once."""
+  monkeypatch.setattr(binding, "LARGE", 2**10)
+  monkeypatch.setattr(binding, "_LEAST", 2**10)
+  params = {
+    "table": RNG.standard_normal((200, 64)).astype("f"),
+    "w": RNG.standard_normal((64, 256)).astype("f"),
+    "next": RNG.standard_normal((256, 64)).astype(jnp.bfloat16),
+    "kernel": RNG.standard_normal((3, 3, 4, 64)).astype("f"),
+  }
+
+  def fun(params: Any, x: Any) -> dict[str, Any]:
+    rows = params["table"][jnp.abs(x[:, 0] * 9).astype(jnp.int32)]
+    hidden = jnp.tanh((x + rows) @ params["w"]) @ wide(params["next"])
+    image = jax.lax.conv_general_dilated(
+      x.reshape(4, 4, 4, 4),
+      params["kernel"],
+      (1, 1),
+      "SAME",
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    return {"logits": hidden @ params["table"].T, "image": image}
+
+  made = tflite.save(
+    fun, params, tmp_path / "m.tflite", inputs={"x": "f32[4,64]"}, quantization=quantization
+  )
+  found = constants(made.path)
+  for size in (64 * 256, 3 * 3 * 4 * 64):
+    assert [one[0] for one in found if one[1] == size and one[2]][:1] == [f"int{bits}"]
+  assert not [one for one in found if one[0] in ("float32", "bfloat16") and one[1] > 256]
+  weights = 200 * 64 + (2 * 64 * 256 + 36 * 64) * bits // 8
+  assert weights < made.size < weights + 2 * (200 + 256 + 64 + 64) * 12 + 8000  # type: ignore[operator]
+
+
 def test_what_litert_cannot_say_is_float32(tmp_path: Path) -> None:
   """Scales for each element, a zero point that is no integer, and a table of numbers."""
   params = {
