@@ -14,26 +14,11 @@ import pytest
 from jax2tf.converters import saved_model, tflite
 from jax2tf.converters.tflite import binding, flatbuffer
 from tests.converters.test_tflite import runners
+from tests.support.narrow_arrays import BLOCK, RNG, X, quantized, scales, wide
 
-RNG = np.random.default_rng(0)
-X = RNG.standard_normal((4, 64)).astype("f")
 DTYPES = ("int8", "uint8", "int4", "uint4")
-BLOCK = 16
 # one rounding of the sum of 64 products of about 1
 CLOSE = {"rtol": 1e-5, "atol": 2e-5}
-
-
-def quantized(dtype: str, *shape: int) -> np.ndarray:
-  least = 0 if dtype.startswith("u") else -7
-  return RNG.integers(least, 8, shape).astype(jnp.dtype(dtype))
-
-
-def scales(*shape: int) -> np.ndarray:
-  return RNG.uniform(0.01, 0.1, shape).astype("f")
-
-
-def wide(array: Any) -> Any:
-  return array.astype(jnp.float32)
 
 
 def constants(path: Path) -> list[tuple[str, int, int]]:
