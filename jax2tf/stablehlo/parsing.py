@@ -6,7 +6,7 @@ import io
 import re
 from typing import Any
 
-from jax.extend.mlir import ir
+from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
@@ -71,6 +71,8 @@ def _parsed(context: Any, source: bytes | str) -> Any:
     if isinstance(source, bytes) and _PORTABLE in source[:64]:
       return _portable(context, source)
     module = ir.Module.parse(source, context)
+    if any(view.operation.name.startswith("vhlo.") for view in module.body.operations):
+      _from_vhlo(module)
     if not module.operation.verify():
       raise UnreadableError("MLIR's verifier refuses the module")
     return module
@@ -85,6 +87,13 @@ def _portable(context: Any, source: bytes) -> Any:
     return stablehlo.deserialize_portable_artifact(context, source)
   except TypeError:  # a jaxlib whose function takes no context
     return ir.Module.parse(stablehlo.deserialize_portable_artifact_str(source), context)
+
+
+def _from_vhlo(module: Any) -> None:
+  """Replaces the ops of VHLO, in which portable artifacts are written, by those of StableHLO."""
+  stablehlo.register_stablehlo_passes()
+  passes = passmanager.PassManager.parse("builtin.module(vhlo-legalize-to-stablehlo)")
+  passes.run(module.operation)
 
 
 def _first_lines(error: Exception) -> str:

@@ -192,3 +192,17 @@ def test_sizes_of_arguments_get_names():
   assert str(function.in_avals[0].shape) == "(d0, 3)"
   x = np.ones((2, 3), np.float32)
   np.testing.assert_allclose(jax.jit(function)(x), np.sin(x), rtol=1e-6)
+
+
+def test_text_of_vhlo():
+  """The dialect of portable artifacts, as text."""
+  function = stablehlo.load(
+    """vhlo.func_v1 @main(%x: !vhlo.tensor_v1<2x!vhlo.f32_v1>)
+      -> (!vhlo.tensor_v1<2x!vhlo.f32_v1>) {
+    %r = "vhlo.add_v1"(%x, %x) : (!vhlo.tensor_v1<2x!vhlo.f32_v1>, !vhlo.tensor_v1<2x!vhlo.f32_v1>)
+      -> !vhlo.tensor_v1<2x!vhlo.f32_v1>
+    "vhlo.return_v1"(%r) : (!vhlo.tensor_v1<2x!vhlo.f32_v1>) -> ()
+    } {arg_attrs = #vhlo.array_v1<[]>, res_attrs = #vhlo.array_v1<[]>,
+    sym_visibility = #vhlo.string_v1<"public">}"""
+  )
+  _same(function(np.ones(2, np.float32)), np.full(2, 2, np.float32))
