@@ -3,6 +3,7 @@ and test_generate.py run the other two."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import re
 import sys
 from pathlib import Path
@@ -10,10 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jax2tf.converters.generation import conversations
+from jax2tf.converters.generation.conversations import Turn
 from jax2tf.examples.gallery import (
   diffusion_in_tfjs,
   gaussian_process,
   image_classifier,
+  language_model,
   on_device_training,
   one_model_everywhere,
   physics_in_tf_data,
@@ -84,8 +88,20 @@ def test_policy_under_load(picture):
   assert np.abs(found[4][..., 1]).max() < 30
 
 
+@pytest.mark.usefixtures("browser")
+def test_language_model(picture, monkeypatch):
+  """In a thread of its own, because the example starts a Playwright of its own. Each file is
+  compared in one conversation here; the engines are compared with JAX's text."""
+  monkeypatch.setattr(conversations, "planned", lambda *_: [(Turn((3, 5, 7), new=4),)])
+  small = ["--width=32", "--layers=1", "--steps=60", "--new=12"]
+  with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    found = thread.submit(language_model.main, [picture, *small]).result()
+  assert len(found) == 5
+  assert {one.text for one in found.values()} == {found["JAX"].text}
+
+
 def test_the_gallery_is_whole():
-  assert len(PAGES) == 10
+  assert len(PAGES) == 11
   index = (REPOSITORY / "docs" / "gallery" / "index.md").read_text(encoding="utf-8")
   assert all(f"({page.name})" in index and f"({page.stem}.png)" in index for page in PAGES)
 
