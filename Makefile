@@ -17,6 +17,7 @@
 #   make next         the test suite with the release candidates of JAX and TensorFlow
 #   make release      sdist and wheel of HEAD, checked, in build/release/dist; the links of its README are absolute
 #   make coverage     the primitives of this JAX that have a lowering rule
+#   make artifacts    JAX's own test harnesses, exported and read again, resumable, for docs/reports/artifacts.md
 #   make conformance  JAX's own test harnesses, resumable, and twice 2,000 random programs, for docs/coverage.md
 #   make jax-tests    what JAX's own unit tests compute, without and with x64, resumable, for docs/coverage.md; JAX_TESTS=folder names tests/ of JAX's repository, JAX_TESTS_ARGS more options
 #   make speed        models, functions and rules against jax.jit and hand-written TensorFlow, and the report docs/reports/speed.md
@@ -50,7 +51,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_command_line_error
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs reference lint coverage conformance jax-tests serving power-cut models speed targets devices gpu generation-models reports golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs reference lint coverage conformance artifacts jax-tests serving power-cut models speed targets devices gpu generation-models reports golden lowest next release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -105,6 +106,9 @@ lint: $(VENV)/.dev
 
 coverage: $(VENV)/.examples
 	$(RUN) -m jax2tf.tools.lab.coverage
+
+artifacts: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.lab.artifacts
 
 conformance: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.conformance

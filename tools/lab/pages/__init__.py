@@ -12,7 +12,7 @@ from typing import Any
 
 from jax2tf.tools.lab import reports
 
-NAMES = ("coverage", "devices", "generation", "models", "serving", "speed", "targets")
+NAMES = ("artifacts", "coverage", "devices", "generation", "models", "serving", "speed", "targets")
 
 # {name of a row: its numbers}
 Rows = Mapping[str, Any]
