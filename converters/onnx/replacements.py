@@ -4,7 +4,6 @@ ops that both compute correctly."""
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ import tensorflow as tf
 from ..export import convolutions, integers, masks, registry, replay
 from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement
-from . import bits, selects, special
+from . import bits, extremes, selects, special
 
 _SMALL = (tf.int8, tf.int16, tf.uint8, tf.uint16)
 _Wider = Mapping[tf.DType, tf.DType]
@@ -244,11 +243,7 @@ def _extreme(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   """Keeps NaN, which ONNX Runtime loses. The identity of a wider dtype does not fit the narrower
   one."""
   if x.dtype.is_floating:
-    (result,) = same(op, x, axes)
-    # NaN if an element is: no sum of sizes has infinities of both signs.
-    total = tf.reduce_sum(tf.abs(x), axes, keepdims=op.get_attr("keep_dims"))
-    # not `total != total`: of that ONNX Runtime 1.32 makes a Where that loses -0.0
-    return [tf.where(tf.math.is_nan(total), tf.constant(math.nan, x.dtype), result)]
+    return extremes.reduced(op, x, axes)
   if x.dtype.size == 8:
     return [_extreme_of_words(op, x, axes)]
   wide = tf.cast(x, tf.int64 if x.dtype == tf.uint32 else tf.int32)
@@ -386,6 +381,8 @@ def _is_inf(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _select(op: Any, condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  if (guarded := extremes.selected(op, y)) is not None:
+    return [guarded]
   simple = selects.without_branches(condition, x, y)
   return [simple] if simple is not None else _widened(_WIDENED["SelectV2"], op, condition, x, y)
 

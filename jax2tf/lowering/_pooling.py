@@ -123,15 +123,26 @@ def whole_axes(axes: Sequence[Axis]) -> list[int]:
 @dataclass(frozen=True)
 class Images:
   """An operand seen as images [batch, height, width, channels] with windows over height and
-  width."""
+  width.
+
+  Attributes:
+    axes: of the images.
+    removed: axes of the operand, ascending, of size 1, that the images do not have.
+    inserted: an axis that an operand of three dimensions gets.
+    permutation: of the four axes.
+  """
 
   axes: tuple[Axis, ...]
+  removed: tuple[int, ...]
   inserted: int | None
   permutation: tuple[int, ...]
 
   @classmethod
   def of(cls, axes: Sequence[Axis], dtype: tf.DType) -> Images | None:
     """None if TensorFlow cannot pool like this."""
+    ones = [i for i, axis in enumerate(axes) if axis.is_trivial and axis.is_whole]
+    removed = tuple(ones[: max(len(axes) - 4, 0)])
+    axes = [axis for i, axis in enumerate(axes) if i not in removed]
     windowed = [i for i, axis in enumerate(axes) if not axis.is_trivial]
     if (
       not dtype.is_floating
@@ -151,7 +162,7 @@ class Images:
     height, width = sorted((windowed + [i for i in (1, 2) if i not in windowed])[:2])
     batch, channels = (i for i in range(4) if i not in (height, width))
     permutation = (batch, height, width, channels)
-    images = cls(tuple(axes[i] for i in permutation), at, permutation)
+    images = cls(tuple(axes[i] for i in permutation), removed, at, permutation)
     return images if images.is_same or images.is_explicit else None
 
   @property
@@ -181,6 +192,7 @@ class Images:
 
   def to_nhwc(self, x: tf.Tensor) -> tf.Tensor:
     """`x` as images."""
+    x = tf.squeeze(x, self.removed) if self.removed else x
     return transposed(
       x if self.inserted is None else tf.expand_dims(x, self.inserted), self.permutation
     )
@@ -188,7 +200,10 @@ class Images:
   def from_nhwc(self, x: tf.Tensor) -> tf.Tensor:
     """The inverse of `to_nhwc`."""
     x = transposed(x, [self.permutation.index(i) for i in range(4)])
-    return x if self.inserted is None else tf.squeeze(x, self.inserted)
+    x = x if self.inserted is None else tf.squeeze(x, self.inserted)
+    for axis in self.removed:
+      x = tf.expand_dims(x, axis)
+    return x
 
   def pooled(self, ctx: RuleContext, y: tf.Tensor) -> tf.Tensor:
     """The result of the op on `padded` images, as JAX has it."""
