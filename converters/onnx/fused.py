@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ..export import replay
 from ..export.replay import Replacement
-from . import composites, handlers, opsets
+from . import activations, composites, handlers, opsets
 from .replacements import TABLE as EXACT
 from .replacements import same
 
@@ -90,6 +90,18 @@ def _sum(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
     ):
       return [_again(rows.op, offset=tf.reshape(vector, [-1]))]
   return _exact(op, x, y)
+
+
+def _quotient(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  for result in (activations.softmax(op, x), activations.softsign(x, y)):
+    if result is not None:
+      return [result]
+  return _exact(op, x, y)
+
+
+def _select(op: Any, condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  result = activations.prelu(condition, x, y)
+  return [result] if result is not None else _exact(op, condition, x, y)
 
 
 def _exact(op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:
@@ -297,4 +309,11 @@ HANDLERS = {
   HARD_SWISH: (_activation, ["HardSwish"]),
   **composites.HANDLERS,
 }
-TABLE: Mapping[str, Replacement] = {**EXACT, "Erfc": _erfc, "Mul": _product, "AddV2": _sum}
+TABLE: Mapping[str, Replacement] = {
+  **EXACT,
+  "Erfc": _erfc,
+  "Mul": _product,
+  "AddV2": _sum,
+  "RealDiv": _quotient,
+  "SelectV2": _select,
+}

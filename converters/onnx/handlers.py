@@ -55,15 +55,10 @@ def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 
 
 def _gather(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """GatherElements of elements along the last axis, of which tf2onnx makes a GatherND, and a Slice
-  of rows that follow each other; other gathers are tf2onnx's own."""
+  """GatherElements of elements along the last axis, of which tf2onnx makes a GatherND; other
+  gathers are tf2onnx's own."""
   rank, axis = graph.get_rank(node.input[0]), node.inputs[2]
   last = axis.get_tensor_value() if axis.is_const() else None
-  if (rows := _rows_in_order(graph, node, last)) is not None:
-    bounds = {"starts": [rows.start], "ends": [rows.stop], "axes": [last]}
-    parts = [_const(graph, name, label, value) for label, value in bounds.items()]
-    _becomes(graph, node, "Slice", [node.input[0], *parts])
-    return
   if (
     rank is None
     or rank == 1
@@ -76,20 +71,6 @@ def _gather(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   node.type = "GatherElements"
   node.set_attr("axis", last)
   graph.remove_input(node, node.input[2], 2)
-
-
-def _rows_in_order(graph: Any, node: Any, axis: int | None) -> range | None:
-  """The rows that a Gather takes, if they are i, i + 1, ... and inside. ONNX Runtime 1.32 takes 5
-  times as long for a Gather of single elements as for the Slice."""
-  shape, indices = graph.get_shape(node.input[0]), node.inputs[1]
-  if axis is None or not shape or not indices.is_const() or node.get_attr_value("batch_dims", 0):
-    return None
-  taken = np.asarray(indices.get_tensor_value(as_list=False))
-  if taken.ndim != 1 or not taken.size:
-    return None
-  rows = range(int(taken[0]), int(taken[0]) + taken.size)
-  is_inside = rows.start >= 0 and rows.stop <= shape[axis]
-  return rows if is_inside and np.array_equal(taken, rows) else None
 
 
 def _slice(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from . import moves
 from .runtime import extra
 
 _MERGING = "MergeDuplicatedNodesOptimizer"
@@ -101,6 +102,7 @@ def optimized(translate: Callable[[], Any], graph: Any) -> Any:
         graph, changed = _iterated(graph, passes, iteration)
         iteration += 1
       _repeat_short_rows(graph)
+      _slice_rows(graph)
       graph.topological_sort(graph.get_nodes())
     except Exception:
       return optimizer.optimize_graph(translate(), optimizers=passes)
@@ -143,6 +145,13 @@ def _repeat_short_rows(graph: Any) -> None:
         if graph.get_node_by_output(name) is None:
           graph.make_const(name, np.ascontiguousarray(value))
         graph.replace_input(node, node.input[i], name, i)
+  graph.delete_unused_nodes(graph.outputs)
+
+
+def _slice_rows(graph: Any) -> None:
+  for node in list(_all_nodes(graph)):
+    if node.type == "Gather":
+      moves.slice_rows(node)
   graph.delete_unused_nodes(graph.outputs)
 
 
