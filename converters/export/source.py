@@ -36,10 +36,13 @@ from ..saved_model.state import State
 from ..verify import answers as compare
 from ..verify import plan, references
 from ..verify.report import Report
-from . import replay
+from . import advice, replay
 
 # Runs of a file -> the answer of its runtime to each.
 Runner = Callable[[Sequence[plan.Run]], Sequence[Answer]]
+
+
+_UNKNOWN_LINE = "an unknown line: the model has no JAX function, or another one created this op"
 
 
 class ExportError(RuntimeError):
@@ -61,13 +64,11 @@ class ExportError(RuntimeError):
     listed = [f"\n  {use.op} (of '{use.primitive}') at {use.where}" for use in uses]
     super().__init__(Text(message, *listed))
     self.target, self.uses = target, tuple(uses)
-    why, advice = (
-      reasons or {},
-      "rewrite this line with other JAX functions, or choose another target",
-    )
+    why = reasons or {}
+    other = "rewrite this line with other JAX functions, or choose another target"
     self.gaps = [
       UnsupportedEquation(
-        use.primitive, why.get(use.op) or f"{target} has no such op", advice, use.where, use.op
+        use.primitive, why.get(use.op) or f"{target} has no such op", other, use.where, use.op
       )
       for use in uses
     ]
@@ -128,14 +129,8 @@ class Signature:
     """The error for ops {type: why}, with the source lines that use them."""
     refused = [use for use in self.uses if use.op in ops]
     unknown = [op for op in ops if op not in {use.op for use in refused}]
-    refused += [
-      survey.Use(
-        op,
-        "?",
-        "an unknown line: the model has no JAX function, or another function created this op",
-      )
-      for op in unknown
-    ]
+    refused += [survey.Use(op, "?", _UNKNOWN_LINE) for op in unknown]
+    ops = advice.reasons(ops)
     why = "; ".join(dict.fromkeys(reason for reason in ops.values() if reason))
     return ExportError(
       target,

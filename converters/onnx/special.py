@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..export.registry import replaces
-from ..export.special import LANCZOS_G, erf_inv, erfc_from_one, erfcx, lanczos
+from ..export.special import LANCZOS_G, erf_inv, erfc_from_one, erfcx, lanczos, polynomial
 from ..export.special import lgamma as lgamma_of
 
 _Function = Callable[[tf.Tensor], tf.Tensor]
@@ -95,6 +95,29 @@ def _log1p(x: tf.Tensor) -> tf.Tensor:
   u = x + _f64(1)
   ordinary = tf.math.log(u) * (x / (u - _f64(1)))
   return tf.where(tf.equal(u, _f64(1)), x, tf.where(u > _f64(1e30), tf.math.log(u), ordinary))
+
+
+def _sinh_of_single(x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...]: a series up to 1, and what the exponentials add beyond.
+
+  ONNX Runtime's Sinh takes 10 times as long, and a Select of a random condition 5 times. The
+  difference of equal numbers is 0.0, which keeps a -0.0 that it is taken from.
+  """
+  near = tf.maximum(tf.minimum(x, _f32(1)), _f32(-1))
+  series = polynomial((1 / 362880, 1 / 5040, 1 / 120, 1 / 6, 1), near * near) * near
+  return series - (_difference_of_exps(near) - _difference_of_exps(x))
+
+
+def _difference_of_exps(x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...], (exp(x) - exp(-x)) / 2, of which only large x has all digits."""
+  half = _f32(-math.log(2))  # before the exp, which may overflow
+  return tf.exp(x + half) - tf.exp(half - x)
+
+
+def _cosh_of_single(x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...]; see `_difference_of_exps`."""
+  half = _f32(-math.log(2))
+  return tf.exp(x + half) + tf.exp(half - x)
 
 
 def _sinh(x: tf.Tensor) -> tf.Tensor:
@@ -193,7 +216,8 @@ erfinv = _in_double(_erfinv)
 expm1, log1p = _in_single(_expm1_of_single, _expm1), _in_single(_log1p_of_single, _log1p)
 erfc = _in_single(_erfc_single, _erfc)
 lgamma, digamma = _in_double(_lgamma), _in_double(_digamma)
-erf, sinh, cosh, tan = map(_in_double, (_erf, _sinh, _cosh, lambda x: tf.sin(x) / tf.cos(x)))
+sinh, cosh = _in_single(_sinh_of_single, _sinh), _in_single(_cosh_of_single, _cosh)
+erf, tan = map(_in_double, (_erf, lambda x: tf.sin(x) / tf.cos(x)))
 
 
 @replaces("Sigmoid", on="onnx", because="ONNX Runtime 1.31: takes a number below -18 for -18")

@@ -51,3 +51,18 @@ def test_they_have_jax_values(tmp_path: Path, name: str) -> None:
   x[0, 1, :5] = -np.inf, np.inf, np.nan, -0.0, 0.0
   (result,) = onnx.run(path, {"x": x}).values()
   np.testing.assert_allclose(result, fun(x), 1e-6)
+
+
+@pytest.mark.parametrize("fun", [jnp.sinh, jnp.cosh])
+def test_hyperbolic_functions(tmp_path: Path, fun: Any) -> None:
+  path = tmp_path / "m.onnx"
+  onnx.save(lambda _, x: fun(x), {}, path, inputs={"x": "f32[b]"}, samples=1)
+  near, far = np.linspace(-1.1, 1.1, 999), np.linspace(-10, 10, 999)
+  tiny = np.array([1e-30, -1e-30, 1e-6, -1e-6, 0.0, -0.0])
+  largest = np.array([88.9, -89.3, 89.41, 90, -90, np.inf, -np.inf, np.nan])  # 89.41 is the last
+  x = np.concatenate([near, far, tiny, largest]).astype(np.float32)
+  (result,) = onnx.run(path, {"x": x}).values()
+  expected = getattr(np, fun.__name__)(x.astype(np.float64))
+  np.testing.assert_allclose(result[: -largest.size], expected[: -largest.size], 1.2e-6)
+  np.testing.assert_allclose(result, jax.jit(fun)(x), 1e-6)
+  np.testing.assert_array_equal(np.signbit(result[x == 0]), np.signbit(expected[x == 0]))

@@ -55,7 +55,7 @@ def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
 # operands the target has it right. To add an op here is to have asked whether that is so.
 NOT_REPLACED_AGAIN = {
   "onnx": """
-    BatchMatMulV2 Cast DepthwiseConv2dNative Erf Fill LeftShift MatMul Maximum Minimum Pad PadV2
+    BatchMatMulV2 BroadcastTo Cast DepthwiseConv2dNative Erf Fill LeftShift MatMul Maximum Minimum Pad PadV2
     Range Reshape RightShift SelectV2 Sign Sum TensorScatterAdd TruncateDiv TruncateMod
   """,
   "tflite": """

@@ -302,6 +302,7 @@ def _moves() -> Iterator[Row]:
   yield Row("ConcatV2", lambda x, y: tf.raw_ops.ConcatV2(values=[x, y], axis=1), (TABLE, PLAIN))
   yield row("BroadcastTo", F[:4], [3, 4])
   yield row("BroadcastTo", BOOLS[:4], [3, 4])
+  yield row("BroadcastTo", TABLE[:, :1], [3, 4])
   yield row("GatherV2", TABLE, np.array([2, 0, 1], np.int32), 1)
   yield row("GatherV2", TABLE, np.array([[3], [0], [1]], np.int32), 1, batch_dims=1)
   yield row("GatherNd", TABLE, np.array([[2, 0], [0, 1]], np.int32))
