@@ -55,8 +55,8 @@ def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
 # operands the target has it right. To add an op here is to have asked whether that is so.
 NOT_REPLACED_AGAIN = {
   "onnx": """
-    BatchMatMulV2 BroadcastTo Cast DepthwiseConv2dNative Erf Fill LeftShift MatMul Maximum Minimum Pad PadV2
-    Range Reshape RightShift SelectV2 Sign Sum TensorScatterAdd TruncateDiv TruncateMod
+    BatchMatMulV2 BroadcastTo Cast DepthwiseConv2dNative Erf Fill LeftShift MatMul Maximum Minimum
+    Pad PadV2 Range Reshape RightShift SelectV2 Sign Sum TensorScatterAdd TruncateDiv TruncateMod
   """,
   "tflite": """
     Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos DepthwiseConv2dNative Equal Exp ExpandDims
