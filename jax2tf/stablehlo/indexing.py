@@ -127,7 +127,7 @@ def in_turn(
   """A scatter with a computation of its own, or of several arrays: one window after another."""
   batch = indices.shape[:-1]
   axes = [d for d in range(updates[0].ndim) if d not in numbers.update_window_dims]
-  rows = indices.reshape(-1, indices.shape[-1])
+  rows = jnp.asarray(indices).reshape(-1, indices.shape[-1])  # read by a traced number
   windows = []
   for update in updates:
     moved = jnp.moveaxis(jnp.asarray(update), axes, list(range(len(axes))))
