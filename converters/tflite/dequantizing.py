@@ -215,6 +215,7 @@ class _Writer:
         return self._dequantized(graph, number, weight, whole.quantized, layout)
     elif weight.zero is None:
       source = self._tensor(graph, tensor.name, weight.quantized, whole.quantized, 8)
+      tensor.buffer = 0
       return [self._parts.op("CAST", 1, [source], number)]
     tensor.buffer = self._buffer(whole, "", Weight(weight.shape, weight.dtype, weight.read))
     return []

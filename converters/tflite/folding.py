@@ -60,9 +60,9 @@ class Folding:
     if (rule := _RULES.get(kind)) is None:
       return False
     options = repr(vars(op.builtinOptions)) if op.builtinOptions else ""
-    key = kind, options, *map(self._key, tensors, operands)
+    dtypes = [dtype_of(tensor) for tensor in outputs]
+    key = kind, options, *map(str, dtypes), *map(self._key, tensors, operands)
     if key not in self._results:
-      dtypes = [dtype_of(tensor) for tensor in outputs]
       is_wider = kind == "CAST" and self._widens and _are_floats([operands[0].dtype, *dtypes])
       results = (
         [operands[0].cast(dtypes[0])] if is_wider else rule(op.builtinOptions, dtypes, *operands)
