@@ -39,6 +39,7 @@ RUN_BY = {
       "one_model_everywhere",
       "tf_data_service",
       "policy_under_load",
+      "language_model",
     ),
   }.items()
   for name in names
@@ -61,7 +62,7 @@ def test_each_example_is_run_by_a_test() -> None:
 def _uses(name: str) -> str:
   """The regular expression of an import of an example, or of its file's name."""
   imported = rf"(?m)^\s*(from jax2tf\.examples[\w.]* )?import .*\b{name}\b"
-  return rf'{imported}|^\s*from jax2tf\.examples\.{name} import|"{name}\.py"'
+  return rf'{imported}|^\s*from jax2tf\.examples[\w.]*\.{name} import|"{name}\.py"'
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
