@@ -59,11 +59,11 @@ NOT_REPLACED_AGAIN = {
     Pad PadV2 Range Reshape RightShift SelectV2 Sign Sum TensorScatterAdd TruncateDiv TruncateMod
   """,
   "tflite": """
-    Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos DepthwiseConv2dNative Equal Exp ExpandDims
-    Fill Floor FloorMod GatherV2 Greater GreaterEqual IsNan Less Log MatMul Max Maximum Minimum Mul
-    Neg Pack Pad PadV2 Prod Range RealDiv Relu ReverseV2 RightShift Round SelectV2 Sin Slice Sqrt
-    Square StridedSlice Sub Sum TensorScatterAdd Transpose TruncateDiv Unpack UnsortedSegmentMax
-    UnsortedSegmentMin
+    Abs AddV2 Atan2 BitwiseXor BroadcastTo Cast ConcatV2 Cos DepthwiseConv2dNative Equal Exp
+    ExpandDims Fill Floor FloorMod GatherV2 Greater GreaterEqual IsNan Less Log MatMul Max Maximum
+    Minimum Mul Neg Pack Pad PadV2 Prod Range RealDiv Relu ReverseV2 RightShift Round SelectV2 Sin
+    Slice Sqrt Square StridedSlice Sub Sum TensorScatterAdd Transpose TruncateDiv Unpack
+    UnsortedSegmentMax UnsortedSegmentMin
   """,
   "tfjs": """
     Abs AddV2 Cast Const Cos Equal FloorDiv FloorMod GatherV2 Greater GreaterEqual Less LessEqual
