@@ -7,7 +7,6 @@ Its answers are those of the same signature in Python to the last bit, and JAX's
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,43 +22,20 @@ import tensorflow as tf
 
 from jax2tf.converters import saved_model
 from jax2tf.examples import minilm, minilm_text, train_step
+from tests.support import c_programs
+from tests.support.c_programs import COMPILER
 
-SOURCE = Path(__file__).resolve().parent.parent / "c" / "run_saved_model.c"
-COMPILER = shutil.which("gcc") or shutil.which("cc")
-LIBRARIES = ("libtensorflow_cc.so.2", "libtensorflow_framework.so.2")
 RNG = np.random.default_rng(0)
 
 Arrays = dict[str, np.ndarray]
 
 
 def compiled(program: Path, *options: str) -> Path:
-  """The program, linked with the libraries in TensorFlow's wheel; skips where that cannot be."""
-  wheel = Path(tf.sysconfig.get_lib())
-  if COMPILER is None:
-    pytest.skip(reason="needs a C compiler, and there is no gcc or cc on PATH")
-  if missing := [name for name in LIBRARIES if not (wheel / name).exists()]:
-    pytest.skip(
-      reason="needs the C API, and the TensorFlow of this environment has no "
-      f"{' and no '.join(missing)} in {wheel}"
-    )
-  # libtensorflow_cc has 1.1 GB of symbols: GNU's default linker reads them in 12 s, gold in 2 s.
-  linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
-  libraries = [f"-L{wheel}", *(f"-l:{name}" for name in LIBRARIES), f"-Wl,-rpath,{wheel}"]
-  warnings = ["-Wall", "-Wextra", "-Werror", "-isystem", tf.sysconfig.get_include()]
-  command = [
-    COMPILER,
-    "-std=c11",
-    "-O1",
-    *options,
-    *warnings,
-    str(SOURCE),
-    "-o",
-    str(program),
-    *linker,
-    *libraries,
-  ]
-  subprocess.run(command, check=True, timeout=300)
-  return program
+  """The program; skips where it cannot be made."""
+  if problem := c_programs.missing():
+    pytest.skip(reason=problem)
+  warnings = ["-Wall", "-Wextra", "-Werror"]
+  return c_programs.compiled(c_programs.RUN_SAVED_MODEL, program, "-O1", *options, *warnings)
 
 
 @pytest.fixture(scope="session")

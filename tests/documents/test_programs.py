@@ -16,13 +16,12 @@ import jax
 import numpy as np
 import onnxruntime
 import pytest
-import tensorflow as tf
 
 from jax2tf.converters import onnx, saved_model
+from tests.support import c_programs
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "deploy"
 COMPILER = shutil.which("g++") or shutil.which("c++")
-C_COMPILER = shutil.which("gcc") or shutil.which("cc")
 
 
 def has_headers() -> bool:
@@ -61,17 +60,13 @@ def test_the_program_in_cpp(tmp_path: Path) -> None:
   assert done.stdout == "1\n"
 
 
-@pytest.mark.skipif(C_COMPILER is None, reason="needs a C compiler")
+@pytest.mark.skipif(bool(c_programs.missing()), reason=c_programs.missing())
 @pytest.mark.one_python
 def test_the_program_in_c(tmp_path: Path) -> None:
   inputs, outputs = {"x": "f32[b,4]"}, ["p", "label"]
   path = tmp_path / "models" / "net"
   saved_model.save(predict, np.eye(4, 3, dtype=np.float32), path, inputs=inputs, outputs=outputs)
   (tmp_path / "main.c").write_text(program("tensorflow-c.md", "c"))
-  folder = tf.sysconfig.get_lib()
-  libraries = ["-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2"]
-  link = [f"-L{folder}", f"-Wl,-rpath,{folder}", *libraries]
-  command = [str(C_COMPILER), "main.c", f"-I{folder}/include", *link, "-o", "main"]
-  subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
-  done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, check=True)
+  made = c_programs.compiled(tmp_path / "main.c", tmp_path / "main")
+  done = subprocess.run([made], cwd=tmp_path, capture_output=True, text=True, check=True)
   assert done.stdout == "1\n"

@@ -26,7 +26,7 @@ from jax2tf.converters.export.source import Runner, Signature, Source
 from jax2tf.converters.tfjs import runtime
 from jax2tf.converters.verify import plan
 from jax2tf.examples.browser import page as model_page
-from tests.support import models
+from tests.support import c_programs, models
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 # Kept between runs: rows, compiled functions, the C program.
@@ -114,7 +114,9 @@ def _saved_model(case: Case) -> Exported:
 
 def _c_loader(case: Case) -> Exported:
   """Runs in tests/c/run_saved_model.c, which loads a SavedModel as TF Serving does."""
-  program = _compiled(CACHE / f"run_saved_model-{tf.__version__}")
+  program = CACHE / f"run_saved_model-{tf.__version__}"
+  if not program.exists():
+    c_programs.compiled(c_programs.RUN_SAVED_MODEL, program, "-O2")
 
   def answer(runs: Sequence[plan.Run]) -> Sequence[calls.Answer]:
     with tempfile.TemporaryDirectory() as place:
@@ -145,35 +147,6 @@ def _c_loader(case: Case) -> Exported:
       ]
 
   return case.compared(answer, "c", "TensorFlow's C API", case.directory)
-
-
-def _compiled(program: pathlib.Path) -> pathlib.Path:
-  """Builds the program, linked with the libraries in TensorFlow's wheel."""
-  wheel = tf.sysconfig.get_lib()
-  libraries = [
-    f"-L{wheel}",
-    "-l:libtensorflow_cc.so.2",
-    "-l:libtensorflow_framework.so.2",
-    f"-Wl,-rpath,{wheel}",
-  ]
-  if not program.exists():
-    source = REPOSITORY / "tests" / "c" / "run_saved_model.c"
-    # GNU's default linker takes six times as long for so many symbols
-    linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
-    command = [
-      "cc",
-      "-std=c11",
-      "-O2",
-      "-isystem",
-      tf.sysconfig.get_include(),
-      str(source),
-      "-o",
-      str(program),
-      *linker,
-      *libraries,
-    ]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-  return program
 
 
 def _openvino(case: Case) -> Exported:
