@@ -22,9 +22,9 @@ def request(verb: str, path: str, body: bytes) -> bytes:
   return f"{verb} {path}\n".encode() + body
 
 
-def verb_path_body(request: bytes) -> tuple[str, str, bytes]:
-  """What `request` was made of."""
-  line, _, body = request.partition(b"\n")
+def verb_path_body(data: bytes) -> tuple[str, str, bytes]:
+  """What a request was made of."""
+  line, _, body = data.partition(b"\n")
   verb, _, path = line.decode().partition(" ")
   return verb, path, body
 

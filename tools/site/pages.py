@@ -26,7 +26,7 @@ ASSETS = {"site.css": "assets/site.css", "worker.js": "assets/worker.js", "nav.y
 _SHIM = re.compile(r"https://unpkg\.com/iframe-worker/shim")
 
 # A public name in the reference, as reference.py has written it.
-_ENTRY = re.compile(r"^## (?P<name>jax2tf\S*)$", re.MULTILINE)
+_ENTRY = re.compile(r"^## (jax2tf\S*)$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[#)])")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {
@@ -59,11 +59,8 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_post_build(*, config: Any) -> None:
   """Raises PluginError if a public name is not in the index that search reads without a server."""
   index = Path(config.site_dir, "search", "search_index.js").read_text(encoding="utf-8")
-  entries = (
-    _ENTRY.finditer(page.read_text(encoding="utf-8"))
-    for page in (ROOT / "docs/reference/api").glob("*.md")
-  )
-  named = {entry["name"] for page in entries for entry in page}
+  pages = (ROOT / "docs/reference/api").glob("*.md")
+  named = {name for page in pages for name in _ENTRY.findall(page.read_text(encoding="utf-8"))}
   if missing := sorted(name for name in named if f'"title":"{name}' not in index):
     raise PluginError(f"search does not find {', '.join(missing)}")
 

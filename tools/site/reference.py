@@ -26,6 +26,7 @@ _ENTRY = re.compile(
 _WIDTH = 88
 # What Markdown or HTML would take for its own, outside of code.
 _MARKUP = re.compile(r"(?P<code>`[^`]+`)|[*<]")
+_STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
 _OPTIONS: griffe.GoogleOptions = {
   "warn_unknown_params": False,
   "warn_missing_types": False,
@@ -128,9 +129,7 @@ def _parameters(of: griffe.Class | griffe.Function) -> Iterator[str]:
       star = True
       yield "*"
     star = star or kind is griffe.ParameterKind.var_positional
-    prefix = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}.get(
-      kind, ""
-    )
+    prefix = _STARS.get(kind, "")
     annotation = f": {parameter.annotation}" if parameter.annotation else ""
     optional = parameter.default is not None and not prefix
     default = (" = " if annotation else "=") + _default(parameter, of) if optional else ""

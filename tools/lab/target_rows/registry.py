@@ -70,7 +70,7 @@ def rows() -> list[str]:
 def measured(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
   """What `side_by_side` says of each program."""
   _other_python()  # installs it once, before the workers start
-  yield from workers.each(_row, [(name,) for name in names], _lost, processes=1, seconds=_PATIENCE)
+  yield from workers.each(_row, [(name,) for name in names], _lost, seconds=_PATIENCE)
 
 
 def faults(numbers: Mapping[str, Any]) -> list[str]:
