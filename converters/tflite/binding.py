@@ -22,7 +22,7 @@ from . import dequantizing, dynamic, folding, integer, narrow
 from .dequantizing import Narrow
 from .fusing import Fusing
 from .integer import Ranges
-from .parts import Parts
+from .parts import Parts, add_tensor
 
 # In bytes. Smaller weights are constants, which the converter folds: biases, scales of
 # normalisations, tables of numbers.
@@ -175,7 +175,7 @@ class _Constants:
       return []
     integers = Narrow.made(weight.quantized.dtype, weight.quantized, weight.bits)
     numbers = [
-      dequantizing.added(graph, tensor.name + b"/narrow", integers.dtype, tensor.shape)
+      add_tensor(graph, tensor.name + b"/narrow", integers.dtype, tensor.shape)
       for tensor in (table, result)
     ]
     graph.tensors[numbers[0]].buffer = self._parts.add(integers)

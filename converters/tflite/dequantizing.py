@@ -15,7 +15,7 @@ import numpy as np
 
 from ..export.weights import Weight
 from . import flatbuffer
-from .parts import Parts
+from .parts import Parts, add_tensor, scaled_by
 
 # Of blocks with one scale. A scale takes 12 bytes of the file: shorter blocks save less than half.
 _LEAST_BLOCK = 8
@@ -223,23 +223,19 @@ class _Writer:
   def _dequantized(
     self, graph: Any, number: int, weight: Narrow, owner: Weight, layout: Layout
   ) -> list[Any]:
-    tools, tensor = flatbuffer.tools().schema_fb, graph.tensors[number]
+    tensor = graph.tensors[number]
     shift = _shift(weight)
     integers = _signed(weight, shift)
     integers = integers if layout.shape is None else integers.reshaped(layout.shape)
     source = self._tensor(graph, tensor.name, integers, owner, weight.bits)
-    graph.tensors[source].quantization = tools.QuantizationParametersT(
-      scale=np.array(layout.scales, np.float32),
-      zeroPoint=np.array(layout.zeros, np.int64) - shift,
-      quantizedDimension=layout.axis,
-    )
+    graph.tensors[source].quantization = scaled_by(layout.scales, layout.zeros - shift, layout.axis)
     tensor.buffer = 0
     if layout.shape is None:
       return [self._parts.op("DEQUANTIZE", _DEQUANTIZE, [source], number)]
-    rows = added(graph, tensor.name, weight.dtype, layout.shape)
+    rows = add_tensor(graph, tensor.name, weight.dtype, layout.shape)
     sizes = np.array(tensor.shape, np.int32)
-    shape = added(graph, tensor.name + b"/shape", sizes.dtype, sizes.shape)
-    graph.tensors[shape].buffer = self._parts.add(Weight.of_array(sizes))
+    buffer = self._parts.add(Weight.of_array(sizes))
+    shape = add_tensor(graph, tensor.name + b"/shape", sizes.dtype, sizes.shape, buffer)
     return [
       self._parts.op("DEQUANTIZE", _DEQUANTIZE, [source], rows),
       self._parts.op("RESHAPE", 1, [rows, shape], number),
@@ -256,21 +252,11 @@ class _Writer:
   def _tensor(self, graph: Any, name: bytes, integers: Weight, owner: Weight, bits: int) -> int:
     """The number of a new constant of integers."""
     kind = "INT4" if bits == 4 else _kind(integers)
-    number = added(graph, name + b"/quantized", integers.dtype, integers.shape)
-    graph.tensors[number].type = getattr(flatbuffer.tools().TensorType, kind)
     stored = integers.in_four_bits() if bits == 4 else integers
-    graph.tensors[number].buffer = self._buffer(owner, kind, stored)
+    buffer = self._buffer(owner, kind, stored)
+    number = add_tensor(graph, name + b"/quantized", integers.dtype, integers.shape, buffer)
+    graph.tensors[number].type = getattr(flatbuffer.tools().TensorType, kind)
     return number
-
-
-def added(graph: Any, name: bytes, dtype: np.dtype[Any], shape: Sequence[int]) -> int:
-  """The number of a new tensor of a graph."""
-  tools = flatbuffer.tools()
-  kind = getattr(tools.TensorType, str(dtype).upper())
-  tensor = tools.TensorT(shape=np.array(shape, np.int32), type=kind, buffer=0, name=name)
-  tensor.hasRank = True
-  graph.tensors.append(tensor)
-  return len(graph.tensors) - 1
 
 
 def _kind(integers: Weight) -> str:

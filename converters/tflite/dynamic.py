@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..export.weights import Weight
-from . import dequantizing, flatbuffer
+from . import flatbuffer
 from .dequantizing import Narrow
-from .parts import Parts
+from .parts import CHANNELS, Parts, add_tensor, scaled_by
 
-# {product: the axis of its weights that has channels}
-_PRODUCTS = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
 _ROWS = 2**20  # elements, which are quantized at once
 
 
@@ -61,8 +59,8 @@ class _Writer:
   def written(self, graph: Any, op: Any) -> list[Any]:
     """The ops in place of one."""
     kind = self._parts.kind(op)
-    if kind in _PRODUCTS:
-      self._product(graph, op, _PRODUCTS[kind])
+    if kind in CHANNELS:
+      self._product(graph, op, CHANNELS[kind])
     if kind == "GATHER" and not (op.builtinOptions.axis or op.builtinOptions.batchDims):
       return self._rows(graph, op)
     return [op]
@@ -73,11 +71,7 @@ class _Writer:
     if integers is None:
       return
     number = self._tensor(graph, tensor, integers)
-    graph.tensors[number].quantization = flatbuffer.tools().schema_fb.QuantizationParametersT(
-      scale=integers.scales,
-      zeroPoint=np.zeros(integers.scales.size, np.int64),
-      quantizedDimension=axis,
-    )
+    graph.tensors[number].quantization = scaled_by(integers.scales, axis=axis)
     op.inputs = np.array([op.inputs[0], number, *op.inputs[2:]], np.int32)
     if self._parts.kind(op) == "FULLY_CONNECTED":
       op.builtinOptions.asymmetricQuantizeInputs = True
@@ -90,15 +84,15 @@ class _Writer:
       return [op]
     size = len(table.shape) - 1
     sizes = [integers.scales.size, *[1] * size]
-    scales = dequantizing.added(graph, table.name + b"/scales", np.dtype(np.float32), sizes)
-    graph.tensors[scales].buffer = self._parts.add(Weight.of_array(integers.scales.reshape(sizes)))
+    buffer = self._parts.add(Weight.of_array(integers.scales.reshape(sizes)))
+    scales = add_tensor(graph, table.name + b"/scales", np.dtype(np.float32), sizes, buffer)
     shape = [int(n) for n in result.shape]
     kept = shape[: len(shape) - size]
     names = ("narrow", "wide", "scale")
     dtypes = (np.int8, np.float32, np.float32)
     shapes = (shape, shape, [*kept, *[1] * size])
     rows, wide, of_rows = (
-      dequantizing.added(graph, result.name + b"/" + name.encode(), np.dtype(dtype), one)
+      add_tensor(graph, result.name + b"/" + name.encode(), np.dtype(dtype), one)
       for name, dtype, one in zip(names, dtypes, shapes, strict=True)
     )
     indices = int(op.inputs[1])
@@ -140,8 +134,7 @@ class _Writer:
 
   def _tensor(self, graph: Any, like: Any, integers: _Integers) -> int:
     name = like.name + b"/quantized"
-    number = dequantizing.added(graph, name, np.dtype(np.int8), like.shape)
-    graph.tensors[number].buffer = integers.buffer
+    number = add_tensor(graph, name, np.dtype(np.int8), like.shape, integers.buffer)
     if integers.bits == 4:
       graph.tensors[number].type = flatbuffer.tools().TensorType.INT4
     return number

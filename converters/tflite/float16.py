@@ -11,11 +11,10 @@ import numpy as np
 
 from ..export.weights import Weight
 from . import flatbuffer
-from .parts import Parts
+from .parts import DEQUANTIZES_FLOAT16, Parts, add_tensor
 
 # Elements of a constant. Smaller ones stay float32, as in the converter's "dynamic_int8".
 _LEAST_SIZE = 1024
-_DEQUANTIZE_FLOAT16 = 3  # the version of the op
 _AT_ONCE = 2**20  # elements, so that the check takes no memory
 
 
@@ -33,21 +32,10 @@ def half_precision(parts: Parts) -> None:
       if source not in halves:
         halves[source] = parts.replaced(source, weight.cast(np.float16)) if _fits(weight) else None
       if (buffer := halves[source]) is not None:
-        half = tools.TensorT(
-          shape=tensor.shape,
-          type=tools.TensorType.FLOAT16,
-          buffer=buffer,
-          name=tensor.name + b"/float16",
-        )
-        half.hasRank, tensor.buffer = tensor.hasRank, 0
-        dequantized.append(
-          tools.OperatorT(
-            opcodeIndex=parts.code("DEQUANTIZE", _DEQUANTIZE_FLOAT16),
-            inputs=[len(graph.tensors)],
-            outputs=[i],
-          )
-        )
-        graph.tensors.append(half)
+        name = tensor.name + b"/float16"
+        half = add_tensor(graph, name, np.dtype(np.float16), tensor.shape, buffer)
+        tensor.buffer = 0
+        dequantized.append(parts.op("DEQUANTIZE", DEQUANTIZES_FLOAT16, [half], i))
     graph.operators = dequantized + graph.operators
 
 

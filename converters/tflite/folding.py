@@ -12,13 +12,12 @@ import numpy as np
 
 from ..export.weights import Weight
 from .dequantizing import Narrow
-from .parts import Parts, dtype_of
+from .parts import DEQUANTIZES_FLOAT16, Parts, dtype_of
 
 # (options of the op, its operands) -> its results, or None if it stays
 _Rule: TypeAlias = Callable[..., Sequence[Weight] | None]
 
 _ALIASES = ("RESHAPE", "EXPAND_DIMS", "SQUEEZE")
-_DEQUANTIZE_FLOAT16 = 3  # the version of the op
 # In bytes: those of operands that are compared to find equal ops.
 _SMALL = 4096
 
@@ -44,7 +43,7 @@ class Folding:
     values = [self._parts.value(tensor) for tensor in tensors]
     if kind == "CAST" and not self._widens and _widens_float16(tensors[0], outputs[0]):
       # LiteRT computes it once, and XNNPACK reads float16 as it is.
-      op.opcodeIndex = self._parts.code("DEQUANTIZE", _DEQUANTIZE_FLOAT16)
+      op.opcodeIndex = self._parts.code("DEQUANTIZE", DEQUANTIZES_FLOAT16)
       op.builtinOptions, op.builtinOptionsType = None, 0
       return False
     operands = [value for value in values if value is not None]

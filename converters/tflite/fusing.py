@@ -4,7 +4,7 @@ the weights: a scale of each channel into the weights, a bias and an activation 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,8 @@ import numpy as np
 from ..export.weights import Weight
 from . import flatbuffer
 from .dequantizing import Narrow
-from .parts import Parts
+from .parts import CHANNELS, Parts, add_tensor, dtype_of
 
-# {op: the axis of its weights that is the last one of its results}
-_CHANNELS = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": -1}
 _KEEPS_SHAPE = 5  # the version of FULLY_CONNECTED that keeps the dimensions of its operand
 _NONE = 0  # no activation
 
@@ -116,7 +114,7 @@ class Fusing:
     """The tensor of the transposed matrix."""
     rows, columns = (int(n) for n in tensor.shape)
     buffer = self._parts.transposed(int(tensor.buffer), (rows, columns), (1, 0))
-    return self._added(graph, tensor, (columns, rows), buffer)
+    return _added(graph, tensor, (columns, rows), buffer)
 
   def _into_producer(
     self, graph: Any, op: Any, producers: dict[int, Any], counts: Counter[int]
@@ -132,7 +130,7 @@ class Fusing:
       weights = graph.tensors[product.inputs[1]]
       if kind == "MUL" and len(list(self._readers(int(weights.buffer)))) > 1:
         continue  # the file would have the weights twice
-      axis = _CHANNELS[self._parts.kind(product)]
+      axis = CHANNELS[self._parts.kind(product)]
       vector = self._vector(graph.tensors[other], int(weights.shape[axis]))
       stored = self._parts.weights[int(weights.buffer)]
       if kind == "MUL" and isinstance(stored, Narrow) and stored.scale is not None:
@@ -151,7 +149,7 @@ class Fusing:
 
   def _takes(self, graph: Any, product: Any) -> bool:
     """Whether it is a product with a large weight, of float32 and without an activation."""
-    if self._parts.kind(product) not in _CHANNELS:
+    if self._parts.kind(product) not in CHANNELS:
       return False
     weights = graph.tensors[product.inputs[1]]
     return (
@@ -180,7 +178,7 @@ class Fusing:
     if isinstance(weight, Narrow):
       scaled = weight.scaled(Weight.of_array(factor))
     assert scaled is not None
-    number = self._added(graph, tensor, tensor.shape, self._parts.add(scaled))
+    number = _added(graph, tensor, tensor.shape, self._parts.add(scaled))
     product.inputs = np.array([product.inputs[0], number, *product.inputs[2:]], np.int32)
     if len(product.inputs) > 2 and product.inputs[2] >= 0:
       self._shift(graph, product, np.multiply, vector)
@@ -194,20 +192,16 @@ class Fusing:
       known = self._parts.value(graph.tensors[product.inputs[2]])
       assert known is not None
       bias = function(known.read(), vector)
-    tools = flatbuffer.tools()
-    data = np.ascontiguousarray(bias, np.float32).view(np.uint8)
-    self._parts.model.buffers.append(tools.BufferT(data=data))
-    weights = graph.tensors[product.inputs[1]]
-    number = self._added(graph, weights, bias.shape, len(self._parts.model.buffers) - 1)
+    buffer = self._parts.add_inside(np.asarray(bias, np.float32))
+    number = _added(graph, graph.tensors[product.inputs[1]], bias.shape, buffer)
     product.inputs = np.array([*product.inputs[:2], number], np.int32)
 
-  def _added(self, graph: Any, like: Any, shape: Any, buffer: int) -> int:
-    """The number of a new constant of the graph."""
-    tools = flatbuffer.tools()
-    sizes = np.array(shape, np.int32)
-    graph.tensors.append(tools.TensorT(shape=sizes, type=like.type, buffer=buffer, name=like.name))
-    graph.tensors[-1].hasRank = True
-    return len(graph.tensors) - 1
+
+def _added(graph: Any, like: Any, shape: Sequence[int], buffer: int) -> int:
+  """The number of a new constant of the graph, with the name and the dtype of another one."""
+  dtype = dtype_of(like)
+  assert dtype is not None
+  return add_tensor(graph, like.name, dtype, shape, buffer)
 
 
 def _move_to_readers(graph: Any, widening: Mapping[int, Any]) -> None:

@@ -16,15 +16,13 @@ import tensorflow as tf
 
 from ..export.ranges import Range
 from ..export.weights import Weight
-from . import dequantizing, flatbuffer
+from . import flatbuffer
 from .dequantizing import Layout, Narrow
-from .parts import Parts
+from .parts import CHANNELS, Parts, add_tensor, scaled_by
 
 # Ops whose results have the elements of the first operand, or averages of them.
 _MOVES = {"RESHAPE", "TRANSPOSE", "EXPAND_DIMS", "SQUEEZE", "SLICE", "STRIDED_SLICE", "UNPACK"}
 _MOVES |= {"GATHER", "TILE", "MAX_POOL_2D", "AVERAGE_POOL_2D"}
-# {product: the axis of its weights that has channels}
-_PRODUCTS = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
 # Ops with a scale of each operand and of the result.
 _COMPUTED = {"ADD", "SUB", "MUL", "BATCH_MATMUL", "MEAN", "RELU", "LEAKY_RELU", "GELU"}
 _COMPUTED |= {"HARD_SWISH"}
@@ -106,11 +104,8 @@ class _Rewriting:
     self._operators.append(op)
 
   def _set(self, tensor: Any, scale: float, zero: int) -> None:
-    tools = flatbuffer.tools()
-    tensor.type = tools.TensorType.INT8
-    tensor.quantization = tools.schema_fb.QuantizationParametersT(
-      scale=np.array([scale], np.float32), zeroPoint=np.array([zero], np.int64)
-    )
+    tensor.type = flatbuffer.tools().TensorType.INT8
+    tensor.quantization = scaled_by(scale, zero)
 
   def _parameters(self, number: int) -> tuple[float, int]:
     quantization = self._graph.tensors[number].quantization
@@ -125,7 +120,7 @@ class _Rewriting:
   def _is_integer(self, kind: str, op: Any) -> bool:
     """Whether the op became one of integers."""
     first = int(op.inputs[0]) if len(op.inputs) else -1
-    if kind in _PRODUCTS:
+    if kind in CHANNELS:
       return self._is_product(kind, op)
     if kind in _MOVES and first in self._integers:
       scale_and_zero = self._parameters(self._integers[first])
@@ -179,9 +174,7 @@ class _Rewriting:
     op.inputs = np.array(inputs, np.int32)
     for n, (scale, zero) in zip(map(int, op.outputs), results, strict=True):
       tensor = self._graph.tensors[n]
-      new = dequantizing.added(
-        self._graph, tensor.name + b"/integers", np.dtype(np.int8), tensor.shape
-      )
+      new = add_tensor(self._graph, tensor.name + b"/integers", np.dtype(np.int8), tensor.shape)
       self._graph.tensors[new].shapeSignature = tensor.shapeSignature
       self._set(self._graph.tensors[new], scale, zero)
       self._integers[n] = new
@@ -195,8 +188,9 @@ class _Rewriting:
     assert weight is not None
     value = float(weight.read().reshape(-1)[0])
     integers = np.full(weight.shape, np.sign(value) * 127, np.int8)
-    new = dequantizing.added(self._graph, tensor.name + b"/integer", integers.dtype, integers.shape)
-    self._graph.tensors[new].buffer = self._parts.add(Weight.of_array(integers))
+    buffer = self._parts.add(Weight.of_array(integers))
+    name = tensor.name + b"/integer"
+    new = add_tensor(self._graph, name, integers.dtype, integers.shape, buffer)
     self._set(self._graph.tensors[new], abs(value) / 127 or 1.0, 0)
     return new
 
@@ -212,9 +206,7 @@ class _Rewriting:
     layout = Layout.of(whole)
     is_fitting = layout is not None and layout.shape is None and not layout.zeros.any()
     if (
-      layout is None
-      or not is_fitting
-      or (layout.scales.size > 1 and layout.axis != _PRODUCTS[kind])
+      layout is None or not is_fitting or (layout.scales.size > 1 and layout.axis != CHANNELS[kind])
     ):
       return False
     scale, _ = self._parameters(self._integers[first])
@@ -230,14 +222,9 @@ class _Rewriting:
     return self._rewritten(op, [first], [after])
 
   def _weights(self, tensor: Any, weight: Narrow, layout: Layout) -> int:
-    new = dequantizing.added(
-      self._graph, tensor.name + b"/integers", np.dtype(np.int8), weight.shape
-    )
-    made = self._graph.tensors[new]
-    made.buffer = self._parts.add(weight.quantized)
-    made.quantization = flatbuffer.tools().schema_fb.QuantizationParametersT(
-      scale=layout.scales, zeroPoint=layout.zeros, quantizedDimension=layout.axis
-    )
+    name, buffer = tensor.name + b"/integers", self._parts.add(weight.quantized)
+    new = add_tensor(self._graph, name, np.dtype(np.int8), weight.shape, buffer)
+    self._graph.tensors[new].quantization = scaled_by(layout.scales, layout.zeros, layout.axis)
     return new
 
   def _bias(self, number: int, bias: np.ndarray, scales: np.ndarray) -> int:
@@ -245,11 +232,8 @@ class _Rewriting:
     limits = np.iinfo(np.int32)
     whole = np.round(bias.astype(np.float64) / scales)
     integers = np.clip(whole, limits.min, limits.max).astype(np.int32)
-    name = self._graph.tensors[number].name
-    new = dequantizing.added(self._graph, name + b"/integers", integers.dtype, integers.shape)
-    made = self._graph.tensors[new]
-    made.buffer = self._parts.add(Weight.of_array(integers))
-    made.quantization = flatbuffer.tools().schema_fb.QuantizationParametersT(
-      scale=scales, zeroPoint=np.zeros(scales.size, np.int64), quantizedDimension=0
-    )
+    name = self._graph.tensors[number].name + b"/integers"
+    buffer = self._parts.add(Weight.of_array(integers))
+    new = add_tensor(self._graph, name, integers.dtype, integers.shape, buffer)
+    self._graph.tensors[new].quantization = scaled_by(scales)
     return new

@@ -25,9 +25,8 @@ def keep(parts: Parts) -> None:
   if not any(edges):
     return
   tools = flatbuffer.tools()
-  data = np.frombuffer(bytes(_serialized(edges)), np.uint8)
-  parts.model.buffers.append(tools.BufferT(data=data))
-  entry = tools.schema_fb.MetadataT(name=_KEY, buffer=len(parts.model.buffers) - 1)
+  buffer = parts.add_inside(np.frombuffer(bytes(_serialized(edges)), np.uint8))
+  entry = tools.schema_fb.MetadataT(name=_KEY, buffer=buffer)
   parts.model.metadata = [*(parts.model.metadata or ()), entry]
 
 

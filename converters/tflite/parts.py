@@ -21,6 +21,9 @@ from . import flatbuffer
 
 _ALIGNMENT = 64  # of weights in the file, for LiteRT's kernels read them where they are mapped
 _UNKNOWN = 2**40  # an offset or a size that takes the bytes of any other
+# {product: the axis of its weights that has channels}
+CHANNELS = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
+DEQUANTIZES_FLOAT16 = 3  # the version of DEQUANTIZE that does
 
 
 @dataclass
@@ -52,9 +55,11 @@ class Parts:
 
   def replaced(self, buffer: int, weight: Weight) -> int:
     """Adds a buffer for a weight that is made of another one: behind the flatbuffer if that is."""
-    if buffer in self.weights:
-      return self.add(weight)
-    data = np.ascontiguousarray(weight.read()).reshape(-1).view(np.uint8)
+    return self.add(weight) if buffer in self.weights else self.add_inside(weight.read())
+
+  def add_inside(self, array: np.ndarray) -> int:
+    """Adds a buffer of the flatbuffer, and returns its number."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     self.model.buffers.append(flatbuffer.tools().BufferT(data=data))
     return len(self.model.buffers) - 1
 
@@ -144,6 +149,33 @@ class Parts:
       buffer = self.model.buffers[number]
       buffer.offset, buffer.size = offset, size
     return flatbuffer.packed(self.model, self.size)
+
+
+def add_tensor(
+  graph: Any, name: bytes, dtype: np.dtype[Any], shape: Sequence[int], buffer: int = 0
+) -> int:
+  """The number of a new tensor of a graph, of no value or of that of a buffer."""
+  tools = flatbuffer.tools()
+  kind = getattr(tools.TensorType, str(dtype).upper())
+  tensor = tools.TensorT(shape=np.array(shape, np.int32), type=kind, buffer=buffer, name=name)
+  tensor.hasRank = True
+  graph.tensors.append(tensor)
+  return len(graph.tensors) - 1
+
+
+def scaled_by(scales: Any, zeros: Any = 0, axis: int = 0) -> Any:
+  """The quantization parameters of a tensor: (integer - zero) * scale.
+
+  Args:
+    scales: one number, or one for each index of the axis.
+    zeros: the same of the zeros, or one number for all.
+    axis: of the scales.
+  """
+  scale = np.array(scales, np.float32).reshape(-1)
+  zero = np.broadcast_to(np.array(zeros, np.int64), scale.shape).copy()
+  return flatbuffer.tools().schema_fb.QuantizationParametersT(
+    scale=scale, zeroPoint=zero, quantizedDimension=axis
+  )
 
 
 @functools.cache
