@@ -197,22 +197,20 @@ class _Rewriting:
   def _is_product(self, kind: str, op: Any) -> bool:
     first = int(op.inputs[0])
     tensor = self._graph.tensors[op.inputs[1]]
-    weight = self._parts.weights.get(int(tensor.buffer))
-    after = self._after(int(op.outputs[0]))
+    weight, after = self._parts.value(tensor), self._after(int(op.outputs[0]))
     if first not in self._integers or after is None or not isinstance(weight, Narrow):
       return False
-    whole = self._parts.value(tensor)
-    assert isinstance(whole, Narrow)
-    layout = Layout.of(whole)
-    is_fitting = layout is not None and layout.shape is None and not layout.zeros.any()
-    if (
-      layout is None or not is_fitting or (layout.scales.size > 1 and layout.axis != CHANNELS[kind])
-    ):
+    if weight.bits == 8 and weight.quantized.dtype != np.int8:
+      return False  # the kernels take int8 only, in which uint8 has no 200
+    layout = Layout.of(weight)
+    if layout is None or layout.shape is not None or layout.zeros.any():
+      return False
+    if layout.scales.size > 1 and layout.axis != CHANNELS[kind]:
       return False
     scale, _ = self._parameters(self._integers[first])
     scales = (np.float32(scale) * layout.scales).astype(np.float32)
     inputs = list(map(int, op.inputs))
-    inputs[1] = self._weights(tensor, whole, layout)
+    inputs[1] = self._weights(tensor, weight, layout)
     if len(inputs) > 2 and inputs[2] >= 0:
       bias = self._parts.value(self._graph.tensors[inputs[2]])
       if bias is None:

@@ -186,6 +186,32 @@ def test_integer_kernels_of_litert(tmp_path: Path, name: str) -> None:
   assert np.abs(found - expected).max() <= (quanta + 0.01) * last
 
 
+def in_quanta(x: jax.Array, scale: float) -> jax.Array:
+  """x, rounded as Qwix has it in a network for on-device converters."""
+
+  def rounded(x: jax.Array, **_: Any) -> jax.Array:
+    return jnp.clip(jnp.round(x / scale), -128, 127) * scale
+
+  composite = jax.lax.composite(rounded, "quant.fake_quant")
+  return composite(x, scale=np.array([scale], np.float32), dtype="i8", narrow_range=False)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int4", "uint4"])
+def test_weights_that_are_integers_already(tmp_path: Path, dtype: str) -> None:
+  """The kernels take int8 only, in which uint8 has no 200."""
+  limits = jnp.iinfo(jnp.dtype(dtype))
+  w = np.random.default_rng(2).integers(limits.min, limits.max + 1, (32, 16)).astype(limits.dtype)
+
+  def fun(w: Any, x: jax.Array) -> dict[str, jax.Array]:
+    product = in_quanta(x, 0.03) @ (w.astype(jnp.float32) * 0.01)
+    return {"y": in_quanta(product, 0.15)}
+
+  path = tmp_path / "m.tflite"
+  tflite.save(fun, w, path, inputs={"x": "f32[4,32]"}, quantization="int8", samples=1)
+  found = runners(path)("serving_default")(x=np.asarray(X))["y"]
+  assert np.abs(found - np.asarray(fun(w, X)["y"])).max() <= 1.01 * 0.15
+
+
 def float_ops(path: Path) -> tuple[set[str], float]:
   """The ops that compute floats, and the scale of the last tensor."""
   parts = Parts.of(path.read_bytes())
