@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from jax2tf import _tf_compat
+from jax2tf.stablehlo.functions import Function
 
 from .. import stages
 from ..bundle import calls, graphs, manifest, progress
@@ -24,7 +25,7 @@ from ..saved_model import described
 from ..saved_model.domain import Domain
 from ..verify import answers, plan
 from ..verify.report import Report
-from . import files, functions, modules, rewriting
+from . import files, rewriting
 
 _GRADIENT, _VARIABLE = "gradient of ", "variable "
 _MOST_SIZES = 2  # combinations of sizes of a signature
@@ -254,13 +255,13 @@ def _called_back(directory: Path) -> Iterator[Path]:
   """A copy of a closed model for this process, whose modules JAX runs."""
   held: dict[str, Callable[..., Any]] = {}
 
-  def token(program: modules.Program) -> str:
+  def token(function: Function) -> str:
     name = f"jax2tf_opened_{uuid.uuid4().hex}"
-    compiled = jax.jit(program.function)
+    compiled = jax.jit(function)
 
     def run(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-      with functions.precision(program):
-        return [np.asarray(result) for result in compiled(*arrays)]
+      with function.precision():
+        return [np.asarray(result) for result in jax.tree.leaves(compiled(*arrays))]
 
     held[name] = run
     return name

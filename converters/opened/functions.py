@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import tensorflow as tf
+from jax.export import is_symbolic_dim
 
 import jax2tf
-
-from .modules import Program
+from jax2tf.stablehlo.functions import Function
 
 
 class Library:
@@ -64,24 +64,23 @@ def _rename(node: Any, names: dict[str, str]) -> None:
       function.name = names.get(function.name, function.name)
 
 
-def of_program(program: Program) -> Any:
+def of_module(function: Function) -> Any:
   """The ConcreteFunction of a module, of ordinary ops, with a tensor for each input and output of
   the op.
 
   Raises:
     LoweringError: TensorFlow has no ops for it.
   """
-  function = program.function
 
   def whole(*inputs: Any) -> tuple[Any, ...]:
-    return tuple(function(*inputs))
+    return tuple(jax.tree.leaves(function(*inputs)))
 
   whole.__name__ = whole.__qualname__ = function.name
-  with precision(program):
+  with function.precision():
     converted = jax2tf.convert(
       whole,
-      polymorphic_shapes=[None if text is None else f"({text},)" for text in program.shapes],
-      polymorphic_constraints=program.constraints,
+      polymorphic_shapes=[_symbolic(aval.shape) for aval in function.in_avals],
+      polymorphic_constraints=function.constraints,
       with_gradient=False,
     )
     specs = [
@@ -91,6 +90,6 @@ def of_program(program: Program) -> Any:
     return tf.function(converted, input_signature=specs, autograph=False).get_concrete_function()
 
 
-def precision(program: Program) -> contextlib.AbstractContextManager[Any]:
-  """While it is called, JAX keeps the dtypes of the program's inputs."""
-  return jax.enable_x64(True) if program.is_wide else contextlib.nullcontext()
+def _symbolic(shape: Sequence[Any]) -> str | None:
+  """A shape as `polymorphic_shapes` has it; None if it is fixed."""
+  return f"({','.join(map(str, shape))},)" if any(map(is_symbolic_dim, shape)) else None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax2tf.errors import LoweringError
+from jax2tf.stablehlo.functions import Function
 
 from . import closed, functions, modules, writes
 
@@ -33,7 +34,7 @@ def opened(graph: Any) -> int:
       continue
     key = closed.program(node), each.place in differentiable
     if key not in names:
-      concrete = functions.of_program(programs[key[0]])
+      concrete = functions.of_module(programs[key[0]])
       names[key] = library.add(concrete, f"opened_{len(names)}", differentiable=key[1])
     _become(node, "StatefulPartitionedCall", ("Tin", "Tout"))
     node.attr["f"].func.name = names[key]
@@ -41,9 +42,9 @@ def opened(graph: Any) -> int:
   return len(found)
 
 
-def called_back(graph: Any, tokens: Callable[[modules.Program], str]) -> None:
+def called_back(graph: Any, tokens: Callable[[Function], str]) -> None:
   """Makes each closed node a call of Python, for a reference that TensorFlow runs here: `tokens`
-  registers the JAX function of a program, and gives its token."""
+  registers a JAX function, and gives its token."""
   found = closed.nodes(graph)
   programs = _programs(found)
   by_program = {name: tokens(program) for name, program in programs.items()}
@@ -57,14 +58,14 @@ def called_back(graph: Any, tokens: Callable[[modules.Program], str]) -> None:
     node.attr["token"].s = token.encode()
 
 
-def _programs(found: list[closed.Closed]) -> Mapping[str, modules.Program]:
-  """{name of a program: it} of all modules.
+def _programs(found: list[closed.Closed]) -> Mapping[str, Function]:
+  """{name of a program: its JAX function} of all modules.
 
   Raises:
     LoweringError: lists what all of them lack.
     NotImplementedError: there is an op that is no module.
   """
-  programs: dict[str, modules.Program] = {}
+  programs: dict[str, Function] = {}
   failures: list[LoweringError] = []
   for each in found:
     node = each.node

@@ -44,12 +44,15 @@ class Artifact:
     module: a portable artifact, MLIR bytecode or MLIR text.
     convention: None for a module without one.
     vjp: the artifact of its derivative, of arguments and cotangents; None if it has none.
+    platforms: of a module without a convention, those of which it may take the index, as in
+      `Convention`.
   """
 
   name: str
   module: bytes | str
   convention: Convention | None = None
   vjp: Artifact | Callable[[], Artifact] | None = None
+  platforms: tuple[str, ...] = ()
 
 
 def of_exported(exported: Any) -> Artifact:

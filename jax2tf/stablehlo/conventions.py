@@ -23,12 +23,12 @@ def of(artifact: Artifact, module: Module) -> Convention:
   """The convention of an artifact; of a module without one, that it takes its arguments one by
   one."""
   if artifact.convention is None:
-    return _of_module(module)
-  convention, constraints = artifact.convention, _constraints(module)
+    return _of_module(module, artifact.platforms)
+  convention, conditions = artifact.convention, constraints(module)
   dims = [size for aval in convention.in_avals for size in aval.shape if is_symbolic_dim(size)]
-  if not constraints or not dims:
+  if not conditions or not dims:
     return convention
-  scope = export.SymbolicScope(constraints)
+  scope = export.SymbolicScope(conditions)
   return dataclasses.replace(
     convention,
     in_avals=_in_scope(convention.in_avals, scope),
@@ -52,41 +52,57 @@ def _messages(module: Module) -> list[str]:
   ]
 
 
-def _constraints(module: Module) -> list[str]:
+def constraints(module: Module) -> list[str]:
   """The user's constraints on sizes."""
   found = (re.search(r"symbolic shape constraint (.+?)\. Expected", m) for m in _messages(module))
   return list(dict.fromkeys(match[1] for match in found if match))
 
 
-def _of_module(module: Module) -> Convention:
-  main = module.main
-  constraints, specified = _constraints(module), _specified(module)
+def _of_module(module: Module, platforms: tuple[str, ...]) -> Convention:
+  specified = _specified(module)
   names = (f"d{number}" for number in range(10**6))
-  scope = export.SymbolicScope(constraints)
+  scope = export.SymbolicScope(constraints(module))
 
   def avals(values: Sequence[Value], shapes: list[list[str]]) -> tuple[Aval, ...]:
     rest, made = list(shapes), []
     for value in values:
-      if value.type is None:
-        continue
       words = ["" if size is None else str(size) for size in value.shape]
       if "" in words and rest and _fits(rest[0], words):
         words = rest.pop(0)
       made.append(Aval(_shape((word or next(names) for word in words), scope), value.dtype))
     return tuple(made)
 
-  in_avals, out_avals = avals(main.block.arguments, specified), avals(main.block.results, [])
+  results = [value for value in module.main.block.results if value.type is not None]
+  in_avals, out_avals = avals(_arguments(module, platforms), specified), avals(results, [])
   in_tree = jax.tree.structure((tuple(range(len(in_avals))), {}))
   out_tree: Any = jax.tree.structure(tuple(range(len(out_avals))))
   if len(out_avals) == 1:
     out_tree = jax.tree.structure(0)
-  return Convention(in_tree, in_avals, out_tree, out_avals, (), tuple(range(len(in_avals))), 1)
+  kept = tuple(range(len(in_avals)))
+  return Convention(in_tree, in_avals, out_tree, out_avals, platforms, kept, 1)
+
+
+def _arguments(module: Module, platforms: tuple[str, ...]) -> list[Value]:
+  """What a caller passes: not tokens, and not the index of the platform if the platforms are
+  known. JAX 0.4.26 and older do not mark the index."""
+  main = module.main
+  tensors = [argument for argument in main.block.arguments if argument.type is not None]
+  marked = [
+    argument
+    for argument, attributes in zip(main.block.arguments, main.argument_attributes, strict=True)
+    if attributes.get("jax.global_constant") == "_platform_index"
+  ]
+  if not platforms:
+    return tensors
+  if not marked and len(platforms) > 1:
+    return tensors[1:]
+  return [argument for argument in tensors if argument not in marked]
 
 
 def _specified(module: Module) -> list[list[str]]:
   """The shapes of the arguments with symbolic sizes, in their order."""
   for message in _messages(module):
-    specifications = re.search(r"shapes specifications: (.*?)\. Obtained", message)
+    specifications = re.search(r"shapes specifications: (.*?)(?:\. Obtained|\. Please|$)", message)
     if specifications:
       shapes = re.findall(r"\.shape = \((.*?)\)(?=,\S*args|$)", specifications[1])
       return [[word.strip() for word in _split(shape)] for shape in shapes]

@@ -37,6 +37,7 @@ class Function:
     in_avals: shapes and dtypes of their leaves; sizes may be symbolic dimensions.
     out_tree, out_avals: the same of the result.
     argument_names: of the leaves, such as "params['w']"; empty where the artifact has none.
+    constraints: conditions on the symbolic sizes, as `jax.export.symbolic_shape` takes them.
     platforms: for which it was written; empty where the artifact does not say.
     notes: what the artifact does not tell about the original function.
 
@@ -53,6 +54,7 @@ class Function:
     convention = conventions.of(artifact, module)
     self.in_tree, self.out_tree = convention.in_tree, convention.out_tree
     self.in_avals, self.out_avals = convention.in_avals, convention.out_avals
+    self.constraints = tuple(conventions.constraints(module))
     self.platforms = convention.platforms
     self.argument_names = conventions.argument_names(module, convention)
     self.notes = tuple(_notes(artifact, convention))
@@ -83,15 +85,20 @@ class Function:
     Returns:
       The leaves of the result, arrays of `out_avals`.
     """
-    with self._precision():
+    # A module with values of 64 bits has them in a program of 32 bits, too.
+    with _precision(self._is_wide):
       return list(self._flat(*leaves))
 
-  def _precision(self) -> contextlib.AbstractContextManager[Any]:
-    """A module with values of 64 bits has them in a program of 32 bits, too."""
-    return jax.enable_x64(True) if self._is_wide else contextlib.nullcontext()
+  def precision(self) -> contextlib.AbstractContextManager[Any]:
+    """A context in which JAX keeps the dtypes of arguments and results, if some have 64 bits."""
+    return _precision(any(aval.dtype in _WIDE for aval in (*self.in_avals, *self.out_avals)))
 
   def __repr__(self) -> str:
     return f"<StableHLO function {self.name}>"
+
+
+def _precision(is_wide: bool) -> contextlib.AbstractContextManager[Any]:
+  return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
 
 
 class _Flat:
@@ -121,7 +128,8 @@ class _Flat:
     """An operand of the module; tokens and the index of the platform are no arguments."""
     if argument.type is None:
       return None
-    if attributes.get("jax.global_constant") == "_platform_index" or index == self._unmarked:
+    is_marked = attributes.get("jax.global_constant") == "_platform_index"
+    if self._convention.platforms and (is_marked or index == self._unmarked):
       return PerPlatform.indices(self._convention.platforms)
     return next(values)
 

@@ -194,6 +194,16 @@ def test_sizes_of_arguments_get_names():
   np.testing.assert_allclose(jax.jit(function)(x), np.sin(x), rtol=1e-6)
 
 
+def test_an_index_of_unknown_platforms_is_an_argument():
+  function = _function(
+    "%r = stablehlo.subtract %x, %i : tensor<i32>\n return %r : tensor<i32>",
+    '%i: tensor<i32> {jax.global_constant = "_platform_index"}, %x: tensor<i32>',
+    "tensor<i32>",
+  )
+  assert len(function.in_avals) == 2
+  assert function(np.int32(1), np.int32(5)) == 4
+
+
 def test_text_of_vhlo():
   """The dialect of portable artifacts, as text."""
   function = stablehlo.load(

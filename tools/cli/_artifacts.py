@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from jax2tf.converters.saved_model.adapted import Adapted
 from jax2tf.tools.cli._loading import UsageError
 from jax2tf.tools.cli._verb import Named
 
-_WIDE = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
-
 
 @dataclass(frozen=True)
 class Artifact:
@@ -30,16 +27,12 @@ class Artifact:
   Attributes:
     inputs: {name: dtype and shape in jaxpr notation}, of the leaves of its arguments.
     adapted: the function of no parameters and these inputs.
-    is_wide: whether it has inputs or outputs of 64 bits.
+    function: the one of the file.
   """
 
   inputs: dict[str, str]
   adapted: Adapted
-  is_wide: bool
-
-  def precision(self) -> contextlib.AbstractContextManager[Any]:
-    """While it is converted and compared, JAX keeps its dtypes."""
-    return jax.enable_x64(True) if self.is_wide else contextlib.nullcontext()
+  function: stablehlo.Function
 
 
 def is_named(name: str) -> bool:
@@ -85,13 +78,7 @@ def load(path: str) -> Artifact:
 
   names = _names(function.argument_names, len(function.in_avals))
   specs = [str(Spec(np.dtype(a.dtype), tuple(map(_size, a.shape)))) for a in function.in_avals]
-  ends = (*function.in_avals, *function.out_avals)
-  is_wide = any(not _is_key(a) and np.dtype(a.dtype) in _WIDE for a in ends)
-  return Artifact(dict(zip(names, specs, strict=True)), Adapted(fun, {}, None), is_wide)
-
-
-def _is_key(aval: Any) -> bool:
-  return bool(jnp.issubdtype(aval.dtype, jax.dtypes.prng_key))
+  return Artifact(dict(zip(names, specs, strict=True)), Adapted(fun, {}, None), function)
 
 
 def _size(size: Any) -> int | str:

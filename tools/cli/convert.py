@@ -270,7 +270,8 @@ def _function(
   if _artifacts.is_named(named.function):
     _artifacts.check_alone(named, inputs)
     artifact = _artifacts.load(named.function)
-    click.get_current_context().with_resource(artifact.precision())
+    # While it is converted and compared, JAX keeps its dtypes.
+    click.get_current_context().with_resource(artifact.function.precision())
     return artifact.inputs, lambda: artifact.adapted
   if not inputs:
     raise click.UsageError("Missing option '--input'.")
