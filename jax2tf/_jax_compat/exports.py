@@ -8,8 +8,6 @@ from typing import Any
 from jax._src.export import _export
 from jax._src.export import shape_poly as _shape_poly
 
-call_exported_p = _export.call_exported_p
-
 
 def tree_node(name: str, auxiliary: bytes, children: Sequence[Any]) -> Any:
   """A node of a class that was registered by `jax.export.register_pytree_node_serialization`.
