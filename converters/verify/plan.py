@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
+from jax2tf.errors import warn_user
 from jax2tf.messages import Argument, ArgumentError
 
 from ..bundle import manifest
@@ -19,7 +20,7 @@ from ..bundle.manifest import hash_of_arrays
 from ..saved_model import draws, kinds
 from ..saved_model.domain import Domain
 from ..saved_model.draws import HOSTILE, SUBNORMAL, Examples
-from . import levels
+from . import levels, loops
 
 _MOST_FLAGS = 4  # of whose values every combination is compared
 
@@ -209,6 +210,8 @@ def _drawn_runs(
   if flags and not subject.record.stateful:
     repeats = max(repeats, 2 ** min(len(flags), _MOST_FLAGS))
   full: set[str] | None = None
+  ends = loops.Ends(subject.reference)
+  left_out = 0
   for sizes in domain.assignments(sizes_of, inputs):
     full = _levels(subject, domain, sizes, lead) if full is None else full
     for kind, (sample, (timed, continues)) in itertools.product(
@@ -227,7 +230,16 @@ def _drawn_runs(
         name: draws.tensor(name, subject.record.inputs[name], inputs.get(name), rng)
         for name in subject.record.passed_through
       }
+      is_chosen = kind == kinds[0] or subject.record.stateful
+      if not is_chosen and not ends(*lead, *(jnp.asarray(arrays[name]) for name in subject.order)):
+        left_out += 1
+        continue
       yield Run(subject, sizes, kind, arrays | passed, timed and kind == kinds[0], continues)
+  if left_out:
+    warn_user(
+      f"signature {subject.name!r} is not compared for {left_out} inputs with NaN, infinities or "
+      f"extreme numbers: a loop of the JAX function takes more than {loops.MOST_STEPS} steps there"
+    )
 
 
 def _is_flag(aval: Any) -> bool:
