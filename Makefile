@@ -15,7 +15,8 @@
 #   make lint         ruff, mypy and import-linter
 #   make lowest       tests with the lowest version of each requirement that pyproject.toml allows
 #   make next         the test suite with the release candidates of JAX and TensorFlow
-#   make release      sdist and wheel of HEAD, checked, in build/release/dist; the links of its README are absolute
+#   make release      sdist and wheel of HEAD in build/release/dist, checked, installed with the lowest and the newest requirements; VERSION=0.1.0 URL=address of the repository
+#   make samples      models and files of this version in tests/releases, which every later version has to open
 #   make coverage     the primitives of this JAX that have a lowering rule
 #   make artifacts    JAX's own test harnesses, exported and read again, resumable, for docs/reports/artifacts.md
 #   make conformance  JAX's own test harnesses, resumable, and twice 2,000 random programs, for docs/coverage.md
@@ -39,6 +40,9 @@ ifndef PYTHON
 PYTHON := $(shell for python in python3.13 python3.12 python3.11 python3; do \
   "$$python" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 endif
+ifndef LOWEST_PYTHON
+LOWEST_PYTHON := $(shell python3.11 -c 'import ensurepip, sys; print(sys.executable)' 2>/dev/null)
+endif
 RUN := $(VENV)/bin/python
 INSTALL := -m pip install --progress-bar on --disable-pip-version-check
 PIP := $(RUN) $(INSTALL)
@@ -51,7 +55,7 @@ LOWEST := -k 'test_package.py or test_command_line.py or test_command_line_error
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs reference lint coverage conformance artifacts jax-tests serving power-cut models speed targets devices gpu generation-models reports golden lowest next release clean
+.PHONY: quickstart quickstart-picture start generate test collect every-row pipelines tfx deploy-schemas docs reference lint coverage conformance artifacts jax-tests serving power-cut models speed targets devices gpu generation-models reports golden lowest next release samples clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -151,6 +155,9 @@ generation-models: $(VENV)-generation/.generation
 reports: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.pages
 
+samples: $(VENV)/.test
+	$(RUN) -m tests.releases.write_samples
+
 golden: $(VENV)/.test
 	$(RUN) -m pytest --update-golden tests/models/test_zoo.py -k golden
 
@@ -162,13 +169,18 @@ lowest: $(VENV)-lowest/.lowest
 next: $(VENV)-next/.next
 	$(VENV)-next/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-# Of HEAD, not of the working tree. What is missing for a release stops it.
+# Of HEAD, not of the working tree; docs/developers/release.md. Nothing is uploaded, and no file of the checkout changes.
 release: $(VENV)-release/.release
+	@test -n "$(LOWEST_PYTHON)" || { echo "No Python 3.11 found on PATH; name it: make release LOWEST_PYTHON=/path/to/python3.11"; exit 1; }
 	rm -rf build/release && mkdir -p build/release/source
 	git archive HEAD | tar x -C build/release/source
-	$(VENV)-release/bin/python tools/site/readme.py build/release/source
+	$(VENV)-release/bin/python tools/release/prepare.py build/release/source --version="$(VERSION)" --url="$(URL)" --patch build/release/release.patch
 	$(VENV)-release/bin/python -m build -o build/release/dist build/release/source
 	$(VENV)-release/bin/python -m twine check --strict build/release/dist/*
+	$(VENV)-release/bin/python tools/release/check.py build/release/dist
+	$(VENV)-release/bin/python tools/release/start.py build/release/dist "$(PYTHON)" build/release/highest
+	$(VENV)-release/bin/python tools/release/start.py build/release/dist "$(LOWEST_PYTHON)" build/release/lowest --lowest
+	@echo "build/release has the files of the release in dist/, and the changes of the repository in release.patch"
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

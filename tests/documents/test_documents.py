@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import jax2tf
-from jax2tf.tools.site import readme
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -67,23 +66,6 @@ def test_links_lead_somewhere() -> None:
 )
 def test_a_broken_link_is_seen(target: str) -> None:
   assert broken(ROOT / "README.md", target)
-
-
-def test_a_release_has_a_readme_whose_links_lead_into_the_repository() -> None:
-  """A package index has no other files of it."""
-  text = (ROOT / "README.md").read_text(encoding="utf-8")
-  released = readme.absolute(text, "https://code.example/jax2tf", "v1.2.3")
-  assert {urllib.parse.urlsplit(target).scheme for target in LINK.findall(released)} == {"https"}
-  assert "(https://code.example/jax2tf/blob/v1.2.3/docs/limitations.md)" in released
-  assert "(https://code.example/jax2tf/raw/v1.2.3/docs/quickstart.svg)" in released
-
-
-def test_what_a_release_lacks_is_said() -> None:
-  urls = {"urls": {"Source": "https://code.example/jax2tf"}}
-  assert readme.missing(urls, "1.2.3") == []
-  [no_urls, no_version] = readme.missing({}, "1.2.3.dev0")
-  assert "[project.urls]" in no_urls
-  assert "1.2.3.dev0" in no_version
 
 
 def test_the_files_that_documents_name_are_there() -> None:
