@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..export import convolutions, integers, masks, registry, replay
 from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement
-from . import bits, extremes, selects, special
+from . import bits, extremes, selects, special, sums
 
 _SMALL = (tf.int8, tf.int16, tf.uint8, tf.uint16)
 _Wider = Mapping[tf.DType, tf.DType]
@@ -205,13 +205,17 @@ def _set_diagonal(op: Any, x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> l
   ]
 
 
-@replaces("Sum", on="onnx", because="ONNX Runtime 1.31: adds integers in float64")
+@replaces(
+  "Sum",
+  on="onnx",
+  because="ONNX Runtime 1.31: adds integers in float64; 1.32: adds few short rows slowly",
+)
 def _sum(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   """Adds the halves of the words separately: ONNX Runtime adds integers in float64, and
   saturates."""
   reduce = functools.partial(tf.reduce_sum, axis=axes, keepdims=op.get_attr("keep_dims"))
   if not x.dtype.is_integer:
-    return same(op, x, axes)
+    return sums.of_rows(op, x, axes)
   wide = tf.cast(x, tf.int64)
   known = tf.get_static_value(axes)
   if (

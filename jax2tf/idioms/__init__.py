@@ -29,6 +29,7 @@ from jax2tf.idioms import (
   loop_sink,
   moves,
   products,
+  reductions,
 )
 from jax2tf.idioms._dataflow import Dataflow, Equations
 from jax2tf.jaxprs import Eqn
@@ -37,6 +38,7 @@ Idiom = Callable[[Dataflow, Any], Equations | None]
 
 _MODULES = (
   moves,
+  reductions,
   products,
   conv_gradient,
   bias_add,

@@ -13,7 +13,8 @@ from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
 from jax2tf.traits import MOVES, RESHAPES
 
-_RESHAPES = RESHAPES | {P.reduce_sum_p}
+_REDUCTIONS = {P.reduce_sum_p, P.reduce_max_p, P.reduce_min_p, P.reduce_prod_p}
+_RESHAPES = RESHAPES | _REDUCTIONS
 
 # For each dimension of a result the dimension of the operand, or None for a new one of size 1.
 Dims = list[int | None]
@@ -48,7 +49,9 @@ def _one_reshape(flow: Dataflow, eqn: Eqn) -> Equations | None:
     return None
   while (first := flow.single_use(source, *_RESHAPES)) is not None and _is_reshape(first):
     source = first.invars[0]
-  return None if source is eqn.invars[0] else [reshape(eqn, source, out)]
+  is_reduction = eqn.primitive in _REDUCTIONS
+  is_same = source is eqn.invars[0] and not is_reduction
+  return None if is_same else [reshape(eqn, source, out)]
 
 
 def _has_several_symbols(shape: Sequence[Any]) -> bool:
@@ -66,11 +69,11 @@ def _is_free(eqn: Eqn) -> bool:
 
 
 def _is_reshape(eqn: Eqn) -> bool:
-  """Whether an equation only reshapes its operand; a sum over dimensions of size 1 does, as
-  gradients of broadcasts have."""
+  """Whether an equation only reshapes its operand; a reduction over dimensions of size 1, or over
+  none, does: gradients of broadcasts have such sums, and Equinox' adaptive pools reduce numbers."""
   if eqn.primitive not in _RESHAPES or len(eqn.invars) != 1 or not is_array(eqn.invars[0]):
     return False
-  if eqn.primitive is P.reduce_sum_p:
+  if eqn.primitive in _REDUCTIONS:
     return all(is_one(eqn.invars[0].aval.shape[axis]) for axis in eqn.params["axes"])
   return (
     eqn.params["dimensions"] is None if eqn.primitive is P.reshape_p else _dims(eqn) is not None
@@ -140,4 +143,4 @@ def _dims_of_reshape(shape: Sequence[Any], out: Sequence[Any]) -> Dims | None:
   return [None if is_one(size) else next(left) for size in out]
 
 
-IDIOMS = dict.fromkeys(MOVES, merge_movements) | {P.reduce_sum_p: _one_reshape}
+IDIOMS = dict.fromkeys(MOVES, merge_movements) | dict.fromkeys(_REDUCTIONS, _one_reshape)

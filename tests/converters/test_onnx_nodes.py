@@ -52,6 +52,15 @@ def saved(tmp_path: Path, fun: Callable[..., Any], inputs: Mapping[str, str]) ->
       lambda x: jnp.max(x, 1), {"x": "f32[b,3]"}, "ReduceMax ReduceSum IsNaN If", id="max"
     ),
     pytest.param(
+      lambda x: x.reshape(-1, 3, 2, 4).sum(2),
+      {"x": "f32[b,24]"},
+      "Reshape Split Add Squeeze",
+      id="sum-of-short-rows",
+    ),
+    pytest.param(
+      lambda x: x.reshape(8, 9, 4).sum(1), {"x": "f32[288]"}, "Reshape ReduceSum", id="sum-of-rows"
+    ),
+    pytest.param(
       lambda x, k: lax.dynamic_slice_in_dim(x, k, 2, 1),
       {"x": "f32[b,5]", "k": "i32[]"},
       f"{CLAMPED} Unsqueeze Cast Add Slice",

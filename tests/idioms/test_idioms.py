@@ -143,6 +143,37 @@ FIRES: list[tuple[str, Callable[..., Any], list[Any], list[str]]] = [
     ["reshape", "add"],
   ),
   (
+    "maximum_of_one_is_a_reshape",
+    lambda x: lax.reduce_max(x.reshape(5, 1, 8), (1,)).reshape(4, 10) + 1,
+    [X],
+    ["reshape", "add"],
+  ),
+  ("maximum_over_no_axes", lambda x: lax.reduce_max(x, ()) + 1, [X], ["reshape", "add"]),
+  (
+    "windows_of_a_transposed_array",
+    lambda x: x.transpose(0, 2, 1).reshape(2, 8, 1, 5).max(3),
+    [XS],
+    ["reshape", "reduce_max", "transpose"],
+  ),
+  (
+    "means_of_a_transposed_array",
+    lambda x: (x.transpose(2, 0, 1) * 2).reshape(4, 2, 2, 5).mean(1),
+    [XS],
+    ["mul", "reshape", "reduce_sum", "transpose", "div"],
+  ),
+  (
+    "adaptive_pools",
+    lambda x: (x.transpose(0, 2, 1).reshape(2, 2, 4, 5).min(2) / 2).transpose(0, 2, 1).sum(2),
+    [XS],
+    ["reshape", "reduce_min", "div", "reduce_sum"],
+  ),
+  (
+    "joined_axes_stay_transposed",
+    lambda x: x.transpose(0, 2, 1).reshape(2, 40).sum(1),
+    [XS],
+    ["transpose", "reshape", "reduce_sum"],
+  ),
+  (
     "sum_of_two_remains",
     lambda x: x.reshape(5, 2, 4).sum(1).reshape(4, 5),
     [X],
