@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ..export import replay
 from ..export.replay import Replacement
-from . import activations, composites, handlers, opsets
+from . import activations, composites, handlers, opsets, triangles
 from .replacements import TABLE as EXACT
 from .replacements import same
 
@@ -100,8 +100,15 @@ def _quotient(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _select(op: Any, condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  result = activations.prelu(condition, x, y)
-  return [result] if result is not None else _exact(op, condition, x, y)
+  for result in (activations.prelu(condition, x, y), triangles.selected(condition, x, y)):
+    if result is not None:
+      return [result]
+  return _exact(op, condition, x, y)
+
+
+def _band(op: Any, x: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor) -> list[tf.Tensor]:
+  result = triangles.band(x, lower, upper)
+  return [result] if result is not None else _exact(op, x, lower, upper)
 
 
 def _exact(op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:
@@ -316,4 +323,5 @@ TABLE: Mapping[str, Replacement] = {
   "AddV2": _sum,
   "RealDiv": _quotient,
   "SelectV2": _select,
+  "MatrixBandPart": _band,
 }

@@ -29,10 +29,14 @@ def known(x: tf.Tensor) -> Any:
   if x.op.type == "BroadcastTo":
     value = known(x.op.inputs[0])
     return None if value is None else np.broadcast_to(value, x.shape.as_list())
-  if x.op.type not in _COMPUTED:
+  if x.op.type not in (*_COMPUTED, "ConcatV2"):
     return None
   values = [known(y) for y in x.op.inputs]
-  return None if any(value is None for value in values) else _COMPUTED[x.op.type](*values)
+  if any(value is None for value in values):
+    return None
+  if x.op.type == "ConcatV2":
+    return np.concatenate(values[:-1], int(values[-1]))
+  return _COMPUTED[x.op.type](*values)
 
 
 def is_last(axis: tf.Tensor, of: tf.Tensor) -> bool:

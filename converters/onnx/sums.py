@@ -1,5 +1,5 @@
-"""Sums of few short rows. ONNX Runtime 1.32 makes a product of matrices of each group of rows, which
-takes 5 times as long as sums of parts."""
+"""Sums of few short rows. ONNX Runtime 1.32 makes a product of matrices of each group of rows,
+which takes 5 times as long as sums of parts."""
 
 from __future__ import annotations
 

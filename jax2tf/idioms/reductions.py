@@ -116,14 +116,10 @@ def _reduced(
   is_in_order = kept == sorted(kept)
   result = out if is_in_order else new_var(out, [sizes[axis] for axis in kept])
   positions = tuple(i for i, axis in enumerate(axes) if axis in reduced)
-  eqns.append(
-    eqn.replace(invars=[x], outvars=[result], params={**eqn.params, "axes": positions})
-  )
+  eqns.append(eqn.replace(invars=[x], outvars=[result], params={**eqn.params, "axes": positions}))
   if not is_in_order:
     params = {"permutation": permutation}
-    eqns.append(
-      eqn.replace(primitive=P.transpose_p, invars=[result], outvars=[out], params=params)
-    )
+    eqns.append(eqn.replace(primitive=P.transpose_p, invars=[result], outvars=[out], params=params))
   return eqns
 
 

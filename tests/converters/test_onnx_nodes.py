@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ def saved(tmp_path: Path, fun: Callable[..., Any], inputs: Mapping[str, str]) ->
     pytest.param(jnp.isnan, {"x": "f16[b]"}, "IsNaN", id="nan"),
     pytest.param(
       lambda x: jnp.max(x, 1), {"x": "f32[b,3]"}, "ReduceMax ReduceSum IsNaN If", id="max"
+    ),
+    pytest.param(jnp.tril, {"x": "f32[b,4,5]"}, "Trilu", id="lower-triangle"),
+    pytest.param(lambda x: jnp.triu(x, -2), {"x": "f32[5,4]"}, "Trilu", id="upper-triangle"),
+    pytest.param(
+      lambda x: jnp.where(jnp.eye(4, 5, dtype=bool) ^ (x == x[:1]), x, 0),
+      {"x": "f32[4,5]"},
+      "Slice Equal Xor Where",
+      id="no-triangle",
     ),
     pytest.param(
       lambda x: x.reshape(-1, 3, 2, 4).sum(2),
@@ -120,3 +129,23 @@ def test_an_extreme_is_nan_where_an_operand_is(
   path = saved(tmp_path, lambda x: reduce(x, axis), {"x": f"f{8 * x.itemsize}[b,3]"})
   expected = jax.jit(lambda x: reduce(x, axis))(x)
   np.testing.assert_array_equal(onnx.run(path, {"x": x})["out"], expected)
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("part", [jnp.tril, jnp.triu])
+def test_a_triangle_keeps_what_is_in_it(tmp_path: Path, part: Callable[..., Any]) -> None:
+  def parts(x: Any) -> dict[str, Any]:
+    return {f"part{i}": part(x, k) for i, k in enumerate((-9, -2, 0, 1, 9))}
+
+  numbers = np.array([-0.0, np.nan, np.inf, -np.inf, 1], np.float32)
+  x = np.stack([np.roll(numbers, i) for i in range(4)])[None]
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # NaN
+    file = onnx.save(lambda _, x: parts(x), {}, tmp_path / "m.onnx", inputs={"x": "f32[b,4,5]"})
+  assert set(onnx_files.nodes(file.path)) <= {"Trilu", "Identity"}
+  session = onnx_files.opened(file.path)
+  names = [output.name for output in session.get_outputs()]
+  for name, actual in zip(names, session.run(names, {"x": x}), strict=True):
+    expected = np.asarray(parts(x)[name])
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
