@@ -405,16 +405,27 @@ def _reshaped_once(op: Any, n: int, step: int) -> tf.Tensor | None:
   inner = None
   if x.shape.rank and x.shape[-1] == 2 * n:
     inner = _once(x, step)
-  elif step == 2 and x.op.type == "BroadcastTo" and x.shape.rank and x.shape[-1] == 2:
-    repeated = x.op.inputs[0]  # as of jnp.repeat: f32[...,n,1] -> f32[...,n,2]
-    is_column = repeated.shape.rank == x.shape.rank and repeated.shape[-1] == 1
-    inner = repeated if is_column and repeated.shape[:-1] == x.shape[:-1] else None
+  elif step == 2 and x.shape.rank and x.shape[-1] == 2:
+    repeated = _repeated(x)
+    if repeated is not None and repeated.shape[-1] == 1 and repeated.shape[:-1] == x.shape[:-1]:
+      inner = repeated
   if inner is None:
     return None
   sizes = known(shape)
   if sizes is not None:
     return tf.reshape(inner, [*map(int, sizes[:-1]), n])
   return tf.reshape(inner, [*shape.op.inputs[:-1], n]) if shape.op.type == "Pack" else None
+
+
+def _repeated(x: tf.Tensor) -> tf.Tensor | None:
+  """f32[...,n,1], of which x f32[...,n,2] is a broadcast or two copies, as of jnp.repeat."""
+  if x.op.type == "BroadcastTo" and x.op.inputs[0].shape.rank == x.shape.rank:
+    source = x.op.inputs[0]
+    return _repeated(source) if source.shape[-1] == 2 else source
+  if x.op.type == "ConcatV2" and len(x.op.inputs) == 3 and is_last(x.op.inputs[2], x):
+    one, two, _ = x.op.inputs
+    return one if are_equal(one, two) else None
+  return None
 
 
 def _like(op: Any, operands: Sequence[tf.Tensor]) -> tf.Tensor:
