@@ -19,7 +19,7 @@ from tests.support import documents, warm_python
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
   path
-  for pattern in ("*.md", "guide/*.md", "deploy/*.md", "developers/*.md")
+  for pattern in ("*.md", "guide/*.md", "tasks/*.md", "deploy/*.md", "developers/*.md")
   for path in (ROOT / "docs").glob(pattern)
 )
 # What is typed into a new environment runs in one: tests/house/test_wheel.py, and for the README
@@ -31,7 +31,7 @@ LANGUAGES = {ROOT / "README.md": ["python"]} | {
 
 def _repeats(path: Path) -> bool:
   """Whether a page shows what other tests run on each Python."""
-  return path.parent.name == "deploy" or path.stem == "all-of-jax2tf"
+  return path.parent.name in ("deploy", "tasks") or path.stem == "all-of-jax2tf"
 
 
 # A server gets signals, which a process of warm_python.py does not.
@@ -93,6 +93,8 @@ def test_what_is_left_out() -> None:
   assert collections.Counter(left_out) == {
     "all-of-jax2tf": 1,
     "batch": 4,
+    "hugging-face-flax": 1,
+    "install-without-jax": 1,
     "kubernetes": 1,
     "language-models": 2,
     "serving": 6,
