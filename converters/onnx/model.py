@@ -130,7 +130,7 @@ def translated(
       "attention_nodes",
       True,
       problem="the function has no attention that ONNX's Attention computes as JAX does",
-      advice="leave it out; docs/guide/exporters.md says which it is",
+      advice="leave it out; docs/guide/onnx-functions.md says which it is",
     )
   definition = concrete.graph.as_graph_def()
   graphs.number_functions(definition)

@@ -36,11 +36,11 @@ def test_nothing_is_imported_or_printed_before_a_name_is_asked_for() -> None:
 
 
 def test_the_packages_of_an_installation_without_jax_are_those_that_are_required() -> None:
-  """docs/guide/serving.md lists what `jax2tf serve` requires, but for JAX."""
+  """docs/tasks/install-without-jax.md lists what `jax2tf serve` requires, but for JAX."""
   project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
   required = [*project["dependencies"], *project["optional-dependencies"]["serving"]]
   names = {re.split("[<>=]", each)[0] for each in required}
-  guide = (ROOT / "docs/guide/serving.md").read_text(encoding="utf-8")
+  guide = (ROOT / "docs/tasks/install-without-jax.md").read_text(encoding="utf-8")
   [command] = re.findall(
     r"^pip install --no-deps jax2tf\npip install (.*?)\n```", guide, re.M | re.S
   )

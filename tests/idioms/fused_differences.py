@@ -1,5 +1,5 @@
 """What fused idioms compute otherwise than JAX: for each idiom and kind of input, value and
-gradient. docs/guide/fused.md shows the table.
+gradient. docs/developers/fused-idioms.md shows the table.
 
 `python -m tests.idioms.fused_differences` measures it and writes tests/golden/fused_differences.md.
 """

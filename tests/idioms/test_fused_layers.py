@@ -35,7 +35,7 @@ def test_a_layer_does_not_match(what: str) -> None:
 
 
 def test_the_guide_shows_what_was_measured() -> None:
-  guide = Path(__file__).resolve().parents[2] / "docs" / "guide" / "fused.md"
+  guide = Path(__file__).resolve().parents[2] / "docs" / "developers" / "fused-idioms.md"
   assert fused_differences.GOLDEN.read_text(encoding="utf-8") in guide.read_text(encoding="utf-8")
 
 

@@ -74,7 +74,7 @@ def roll(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def _in_steps(roll: _Roll) -> None:
-  """The recipe of docs/guide/serving.md."""
+  """The recipe of docs/guide/operate-a-server.md."""
   roll.publish(2)
   roll.set({1, 2}, 1)
   assert roll.refresh() == 1

@@ -31,7 +31,7 @@ SERVER = shutil.which("tensorflow_model_server")
 
 @pytest.mark.skipif(
   SERVER is None,
-  reason="tensorflow_model_server is not on PATH; docs/guide/serving.md says how to get it",
+  reason="tensorflow_model_server is not on PATH; docs/deploy/tf-serving.md says more",
 )
 def test_tf_serving_gives_the_values_of_jax(tmp_path: Path) -> None:
   questions = clients.save_mlp(tmp_path / "mlp", max_rows=8)
@@ -56,7 +56,7 @@ def test_tf_serving_gives_the_values_of_jax(tmp_path: Path) -> None:
       process.terminate()
 
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "serving.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "developers" / "tf-serving.md"
 SERVICES = [
   service
   for module in (prediction_service_pb2, model_service_pb2, session_service_pb2)

@@ -3,7 +3,7 @@
 It implements TF Serving's interfaces, so clients of TF Serving need no change:
 tensorflow.serving.PredictionService (Predict, GetModelMetadata), ModelService (GetModelStatus) and
 /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]. This module checks the options before
-anything starts; `supervisor.py` starts the processes. docs/guide/serving.md has more.
+anything starts; `supervisor.py` starts the processes. docs/guide/operate-a-server.md has more.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ again.
 The tables but the first are of graphs for GPUs, `platforms=["cuda"]`, and read from TensorFlow's
 registry, which says for which devices and dtypes an op has a kernel, and which operands and results
 the kernel has in host memory.
-[Numerics](../guide/numerics.md#gpu-and-tpu) says what that shows, and what not.
+[Numerics](../guide/gpu.md) says what that shows, and what not.
 
 A cell has the ops without a GPU kernel and the bounces: tensors that are copied to the host in the
 middle of the computation, because an op has no kernel or takes an operand from host memory.

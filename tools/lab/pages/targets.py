@@ -58,7 +58,7 @@ replacements; [CONTRIBUTING](../../CONTRIBUTING.md) says how to add one.
 _RELEASES = """## ONNX Runtime, older releases
 
 `onnx.save` states the oldest release of ONNX Runtime for each file
-([exporters](../guide/exporters.md#older-onnx-runtimes)). Here files of the zoo,
+([exporters](../guide/onnx-files.md#older-onnx-runtimes)). Here files of the zoo,
 of the exporter's replacements and of JAX's test harnesses run in every release, its newest patch,
 on a CPU. Their outputs are compared with JAX as the export does. A release agrees if it has no
 difference that the newest release does not have.
@@ -82,7 +82,7 @@ _PLAIN = """## Plain tf2onnx and TFLiteConverter
 
 Each model has random weights and is converted by `jax2tf.convert`. The tool translates it as a
 script would: plain, and with our call, which is `onnx.prepared` with `onnx.custom_op_handlers`, or
-`tflite.converter` ([migration](../guide/migration.md#from-scripts-of-tf2onnx-and-tfliteconverter)).
+`tflite.converter` ([migration](../tasks/plain-converters.md)).
 The file runs in ONNX Runtime or LiteRT, at two sizes of each dimension. **right**: each output is
 that of `jax.jit`. refused: the tool or the runtime raises an error. **wrong**: an output differs,
 without an error.
