@@ -44,6 +44,6 @@ def test_search_finds_a_public_name(browser: Any) -> None:
   page.click("input.md-search__input")
   page.keyboard.type("eval_polymorphic_shape")
   page.wait_for_selector(
-    ".md-search-result__link[href$='#jax2tf.eval_polymorphic_shape']", state="attached"
+    ".md-search-result__link[href$='#jax2tfeval_polymorphic_shape']", state="attached"
   )
   page.close()
