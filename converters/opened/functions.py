@@ -10,7 +10,8 @@ import tensorflow as tf
 from jax.export import is_symbolic_dim
 
 import jax2tf
-from jax2tf.stablehlo.functions import Function
+
+from .programs import Program
 
 
 class Library:
@@ -64,13 +65,14 @@ def _rename(node: Any, names: dict[str, str]) -> None:
       function.name = names.get(function.name, function.name)
 
 
-def of_module(function: Function) -> Any:
-  """The ConcreteFunction of a module, of ordinary ops, with a tensor for each input and output of
-  the op.
+def of_program(program: Program) -> Any:
+  """The ConcreteFunction of a program, of ordinary ops, with a tensor for each input that it takes
+  and each output of the op.
 
   Raises:
     LoweringError: TensorFlow has no ops for it.
   """
+  function = program.function
 
   def whole(*inputs: Any) -> tuple[Any, ...]:
     return tuple(jax.tree.leaves(function(*inputs)))
@@ -83,11 +85,20 @@ def of_module(function: Function) -> Any:
       polymorphic_constraints=function.constraints,
       with_gradient=False,
     )
-    specs = [
-      tf.TensorSpec([size if isinstance(size, int) else None for size in aval.shape], aval.dtype)
-      for aval in function.in_avals
-    ]
-    return tf.function(converted, input_signature=specs, autograph=False).get_concrete_function()
+
+    def called(*inputs: Any) -> Any:
+      return converted(*(_argument(inputs[at], entry) for at, entry in program.arguments))
+
+    of_inputs = tf.function(called, input_signature=program.specs, autograph=False)
+    return of_inputs.get_concrete_function()
+
+
+def _argument(tensor: Any, entry: int | None) -> Any:
+  """An input; or an array without elements that is one longer than an entry of the input says."""
+  if entry is None:
+    return tensor
+  length = tf.reshape(tensor, [-1])[entry] + 1
+  return tf.zeros(tf.stack([length, tf.zeros_like(length)]), tf.int8)
 
 
 def _symbolic(shape: Sequence[Any]) -> str | None:

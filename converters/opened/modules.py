@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import tensorflow as tf
+
 from jax2tf.errors import ArtifactError
 from jax2tf.messages import Message
 from jax2tf.stablehlo import (
@@ -14,10 +16,12 @@ from jax2tf.stablehlo import (
 from jax2tf.stablehlo.artifacts import Artifact
 from jax2tf.stablehlo.functions import Function
 
+from .programs import Program
 
-def of_node(node: Any) -> Function:
-  """The function of an XlaCallModule, which takes the inputs of the op; the leaves of its result
-  are the outputs.
+
+def of_node(node: Any) -> Program:
+  """The program of an XlaCallModule, which takes the inputs of the op; the leaves of its result are
+  the outputs.
 
   Raises:
     ArtifactError: jaxlib cannot read the module.
@@ -35,9 +39,20 @@ def of_node(node: Any) -> Function:
   platforms = tuple(platform.decode().lower() for platform in node.attr["platforms"].list.s)
   artifact = Artifact(_name(node), node.attr["module"].s, platforms=platforms)
   try:
-    return Function(artifact)
+    function = Function(artifact)
   except parsing.UnreadableError as error:
     raise ArtifactError(f"the module of {node.name!r} cannot be read: {error}") from error
+  return Program(
+    function,
+    tuple(range(len(function.in_avals))),
+    tuple(_spec(aval) for aval in function.in_avals),
+    tuple((index, None) for index in range(len(function.in_avals))),
+  )
+
+
+def _spec(aval: Any) -> tf.TensorSpec:
+  sizes = [size if isinstance(size, int) else None for size in aval.shape]
+  return tf.TensorSpec(sizes, aval.dtype)
 
 
 def _name(node: Any) -> str:

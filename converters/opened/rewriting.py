@@ -3,13 +3,22 @@ same name, inputs and outputs, so that nothing around it changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax2tf.errors import LoweringError
 from jax2tf.stablehlo.functions import Function
 
-from . import closed, functions, modules, writes
+from . import (
+  closed,
+  functions,
+  modules,
+  places,
+  writes,
+  xla_ops,
+  xla_rules,  # noqa: F401  (registers the rules)
+)
+from .programs import Program
 
 _OUTPUT_SHAPES = "_output_shapes"
 
@@ -23,70 +32,103 @@ def opened(graph: Any) -> int:
       lists the operations of all modules.
   """
   found = closed.nodes(graph)
-  programs = _programs(found)
+  programs = _programs(graph, found)
   differentiable = _with_saved_gradient(graph)
   library = functions.Library(graph)
-  names: dict[tuple[str, bool], str] = {}
-  for each in found:
-    node = each.node
-    if node.op in closed.PLACES:
-      _become(node, "Identity", ("T",))
+  made: dict[tuple[Any, bool], tuple[str, list[int]]] = {}
+  for each, program in zip(found, programs, strict=True):
+    if program is None:
+      _become(each.node, "Identity", ("T",))
       continue
-    key = closed.program(node), each.place in differentiable
-    if key not in names:
-      concrete = functions.of_module(programs[key[0]])
-      names[key] = library.add(concrete, f"opened_{len(names)}", differentiable=key[1])
-    _become(node, "StatefulPartitionedCall", ("Tin", "Tout"))
-    node.attr["f"].func.name = names[key]
+    key = program, each.place in differentiable
+    if key not in made:
+      concrete = functions.of_program(program)
+      name = library.add(concrete, f"opened_{len(made)}", differentiable=key[1])
+      made[key] = name, [output.dtype.as_datatype_enum for output in concrete.outputs]
+    _rename_outputs(graph, each)
+    _call(each.node, program, *made[key])
   writes.drop_idle(graph)
   return len(found)
 
 
 def called_back(graph: Any, tokens: Callable[[Function], str]) -> None:
-  """Makes each closed node a call of Python, for a reference that TensorFlow runs here: `tokens`
-  registers a JAX function, and gives its token."""
-  found = closed.nodes(graph)
-  programs = _programs(found)
-  by_program = {name: tokens(program) for name, program in programs.items()}
-  for each in found:
-    node = each.node
-    if node.op in closed.PLACES:
-      _become(node, "Identity", ("T",))
-      continue
-    token = by_program[closed.program(node)]
-    _become(node, "PyFunc", ("Tin", "Tout"))
-    node.attr["token"].s = token.encode()
+  """Makes each node with a module a call of Python, for a reference that TensorFlow runs here:
+  `tokens` registers a JAX function, and gives its token. TensorFlow itself runs other ops of XLA.
+  """
+  found = [each for each in closed.nodes(graph) if each.node.op == closed.MODULE]
+  programs = _programs(graph, found)
+  by_program: dict[Program, str] = {}
+  for each, program in zip(found, programs, strict=True):
+    assert program is not None
+    if program not in by_program:
+      by_program[program] = tokens(program.function)
+    _become(each.node, "PyFunc", ("Tin", "Tout"))
+    each.node.attr["token"].s = by_program[program].encode()
 
 
-def _programs(found: list[closed.Closed]) -> Mapping[str, Function]:
-  """{name of a program: its JAX function} of all modules.
+def _programs(graph: Any, found: Sequence[closed.Closed]) -> list[Program | None]:
+  """The program of each node, one for all nodes with the same module; None for what only says where
+  an array is.
 
   Raises:
-    LoweringError: lists what all of them lack.
-    NotImplementedError: there is an op that is no module.
+    LoweringError: lists what all modules lack.
+    NotImplementedError: an `Xla*` op cannot be opened.
   """
-  programs: dict[str, Function] = {}
+  of_places = places.of_graph(graph)
+  library = {function.signature.name: function for function in graph.library.function}
+  of_modules: dict[str, Program] = {}
+  programs: list[Program | None] = []
   failures: list[LoweringError] = []
   for each in found:
     node = each.node
     if node.op in closed.PLACES:
-      continue
-    if node.op != closed.MODULE:
-      raise NotImplementedError(
-        f"{node.op} ({node.name!r}) of graphs that JAX 0.4.38 and older wrote cannot be opened"
-      )
-    name = closed.program(node)
-    if name in programs:
-      continue
-    try:
-      programs[name] = modules.of_node(node)
-    except LoweringError as error:
-      failures.append(error)
+      programs.append(None)
+    elif node.op != closed.MODULE:
+      programs.append(xla_ops.of_node(node, of_places[each.place], library))
+    else:
+      name = closed.program(node)
+      try:
+        if name not in of_modules:
+          of_modules[name] = modules.of_node(node)
+        programs.append(of_modules[name])
+      except LoweringError as error:
+        failures.append(error)
   if failures:
     gaps = [gap for error in failures for gap in error.gaps]
     words = "\n".join(dict.fromkeys(str(error) for error in failures))
     raise LoweringError(words, gaps)
   return programs
+
+
+def _call(node: Any, program: Program, name: str, outputs: Sequence[int]) -> None:
+  """Makes a node a call of a function, with the inputs that its program takes."""
+  data = [each for each in node.input if not each.startswith("^")]
+  after = [each for each in node.input if each.startswith("^")]
+  del node.input[:]
+  node.input.extend([*(data[index] for index in program.inputs), *after])
+  _become(node, "StatefulPartitionedCall", ())
+  node.attr["Tin"].list.type.extend(spec.dtype.as_datatype_enum for spec in program.specs)
+  node.attr["Tout"].list.type.extend(outputs)
+  node.attr["f"].func.name = name
+
+
+def _rename_outputs(graph: Any, each: closed.Closed) -> None:
+  """Gives the outputs of a node in a function the names that those of a call have."""
+  for function in graph.library.function:
+    if function.signature.name != each.place:
+      continue
+    start = f"{each.node.name}:"
+    for node in function.node_def:
+      for index, reference in enumerate(node.input):
+        if reference.startswith(start):
+          node.input[index] = _of_call(each.node, reference)
+    for name, reference in function.ret.items():
+      if reference.startswith(start):
+        function.ret[name] = _of_call(each.node, reference)
+
+
+def _of_call(node: Any, reference: str) -> str:
+  return f"{node.name}:output:{places.output_number(node, reference)}"
 
 
 def _become(node: Any, op: str, kept: tuple[str, ...]) -> None:

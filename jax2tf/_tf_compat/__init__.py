@@ -96,6 +96,12 @@ def is_stateful(kind: str) -> bool:
   return definition is not None and definition.is_stateful
 
 
+def outputs_of(kind: str) -> Sequence[Any]:
+  """The ArgDefs of the outputs of an op type; empty for one that TensorFlow does not know."""
+  definition = _op_defs.get(kind)
+  return () if definition is None else definition.output_arg
+
+
 def keep_order(op: tf.Operation) -> None:
   """Keeps Grappler from merging a sum or product with those of its operands, which changes where
   values round and overflow.

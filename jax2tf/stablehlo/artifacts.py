@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jax2tf.stablehlo.graph import Module
+
 
 @dataclass(frozen=True)
 class Aval:
@@ -41,18 +43,20 @@ class Artifact:
   """A StableHLO module and how to call it.
 
   Attributes:
-    module: a portable artifact, MLIR bytecode or MLIR text.
+    module: a portable artifact, MLIR bytecode or MLIR text, or what `parsing.parse` makes of one.
     convention: None for a module without one.
     vjp: the artifact of its derivative, of arguments and cotangents; None if it has none.
     platforms: of a module without a convention, those of which it may take the index, as in
       `Convention`.
+    constraints: on the symbolic sizes, beside those that the module has.
   """
 
   name: str
-  module: bytes | str
+  module: bytes | str | Module
   convention: Convention | None = None
   vjp: Artifact | Callable[[], Artifact] | None = None
   platforms: tuple[str, ...] = ()
+  constraints: tuple[str, ...] = ()
 
 
 def of_exported(exported: Any) -> Artifact:

@@ -22,6 +22,7 @@ def checked(artifact: Artifact, name: str) -> Artifact:
   vjp = artifact.vjp
   if isinstance(vjp, Artifact):
     vjp = checked(vjp, f"the VJP of {name}")
+  assert isinstance(artifact.module, bytes | str)  # as `load` has read it
   return dataclasses.replace(artifact, module=_canonical(artifact.module, name), vjp=vjp)
 
 

@@ -48,13 +48,15 @@ class Function:
   """
 
   def __init__(self, artifact: Artifact):
-    module = parsing.parse(artifact.module)
+    module = artifact.module
+    if not isinstance(module, Module):
+      module = parsing.parse(module)
     refusals.check(module)
     self.name = artifact.name or module.main.name
     convention = conventions.of(artifact, module)
     self.in_tree, self.out_tree = convention.in_tree, convention.out_tree
     self.in_avals, self.out_avals = convention.in_avals, convention.out_avals
-    self.constraints = tuple(conventions.constraints(module))
+    self.constraints = (*artifact.constraints, *conventions.constraints(module))
     self.platforms = convention.platforms
     self.argument_names = conventions.argument_names(module, convention)
     self.notes = tuple(_notes(artifact, convention))

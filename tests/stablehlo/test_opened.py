@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from jax2tf.converters import opened, tflite
-from jax2tf.converters.opened import functions, rewriting
+from jax2tf.converters.opened import files, functions, rewriting
 from jax2tf.converters.saved_model import described
 from tests.stablehlo import stored
 
@@ -95,6 +95,35 @@ def test_exporters_take_a_closed_model(closed, tmp_path):
   source = closed["upstream-0.10.2-mlp"]
   exported = tflite.save_model(source, tmp_path / "model.tflite")
   assert exported.report.ok
+
+
+@pytest.mark.parametrize("name", ["orders", "windows", "draws", "rnn", "attention"])
+def test_ops_of_xla_are_opened(closed, name, tmp_path):
+  """JAX 0.4.38 wrote them into graphs. Here the graph changes; `opened.save` compares as well."""
+  source = closed[f"graph-0.4.38-{name}"]
+  files.copied(source, tmp_path / "open", rewriting.opened)
+  assert not any(op.startswith("Xla") for op in _ops(tmp_path / "open"))
+  values = np.load(f"{source}.npz")
+  signature = tf.saved_model.load(str(tmp_path / "open")).signatures["serving_default"]
+  answer = signature(x=tf.constant(values["x"]))
+  for key in answer:
+    np.testing.assert_allclose(answer[key], values[key], 1e-5, 5e-6)
+
+
+@pytest.mark.one_python
+def test_ops_of_xla_keep_saved_gradients(closed, tmp_path):
+  """Those of a convolution and a pooling, whose own ops are opened too."""
+  result = opened.save(closed["graph-0.4.38-cnn"], tmp_path / "open", samples=1, sizes={"b": 2})
+  assert result.report.ok and result.count == 11
+  assert "gradient of x" in {row.output for row in result.report.rows}
+
+
+def test_a_reducer_without_a_rule_is_refused(closed):
+  graph = _graph(closed["graph-0.4.38-orders"]).graph_def
+  [reducer] = [f for f in graph.library.function if f.signature.name.startswith("__inference__add")]
+  next(node for node in reducer.node_def if node.op == "AddV2").op = "Atan2"
+  with pytest.raises(NotImplementedError, match=rf"{reducer.signature.name}.* has an op Atan2"):
+    rewriting.opened(graph)
 
 
 def test_an_ordinary_model_is_refused(tmp_path):

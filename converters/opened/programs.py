@@ -1,0 +1,27 @@
+"""What closed ops compute, as JAX functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from jax2tf.stablehlo.functions import Function
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+  """What an op computes.
+
+  Attributes:
+    function: in JAX.
+    inputs: which inputs of the op it takes, in their order.
+    specs: of these.
+    arguments: of `function`, each as the position of an input in `inputs`, and None; or which of
+      its entries, in one line, is the number that becomes a dimension variable.
+  """
+
+  function: Function
+  inputs: tuple[int, ...]
+  specs: tuple[tf.TensorSpec, ...]
+  arguments: tuple[tuple[int, int | None], ...]
