@@ -40,9 +40,8 @@ ifndef PYTHON
 PYTHON := $(shell for python in python3.13 python3.12 python3.11 python3; do \
   "$$python" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 endif
-ifndef LOWEST_PYTHON
-LOWEST_PYTHON := $(shell python3.11 -c 'import ensurepip, sys; print(sys.executable)' 2>/dev/null)
-endif
+# Of `make release` alone, which runs it.
+LOWEST_PYTHON ?= $(shell python3.11 -c 'import ensurepip, sys; print(sys.executable)' 2>/dev/null)
 RUN := $(VENV)/bin/python
 INSTALL := -m pip install --progress-bar on --disable-pip-version-check
 PIP := $(RUN) $(INSTALL)

@@ -121,6 +121,9 @@ def is_elementwise(primitive: Primitive) -> bool:
 RESHAPES = _present(P.broadcast_in_dim_p, P.reshape_p, P.squeeze_p)
 MOVES = RESHAPES | _present(P.transpose_p)
 
+# They join the elements along axes to one.
+REDUCTIONS = _present(P.reduce_max_p, P.reduce_min_p, P.reduce_prod_p, P.reduce_sum_p)
+
 # They run the jaxprs among their params, and JAX differentiates them as they are.
 LOOPS = _present(P.scan_p, P.while_p)
 BODIES = LOOPS | _present(P.cond_p, P.jit_p, P.remat_p)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,13 @@ import tensorflow as tf
 from ..export.registry import MOVES
 
 # Of known operands, the value of an index.
-_COMPUTED = {"AddV2": np.add, "Maximum": np.maximum, "Minimum": np.minimum, "Mul": np.multiply}
+_COMPUTED: Mapping[str, Callable[..., Any]] = {
+  "AddV2": np.add,
+  "ConcatV2": lambda *values: np.concatenate(values[:-1], int(values[-1])),
+  "Maximum": np.maximum,
+  "Minimum": np.minimum,
+  "Mul": np.multiply,
+}
 
 
 def known(x: tf.Tensor) -> Any:
@@ -29,14 +35,10 @@ def known(x: tf.Tensor) -> Any:
   if x.op.type == "BroadcastTo":
     value = known(x.op.inputs[0])
     return None if value is None else np.broadcast_to(value, x.shape.as_list())
-  if x.op.type not in (*_COMPUTED, "ConcatV2"):
+  if x.op.type not in _COMPUTED:
     return None
   values = [known(y) for y in x.op.inputs]
-  if any(value is None for value in values):
-    return None
-  if x.op.type == "ConcatV2":
-    return np.concatenate(values[:-1], int(values[-1]))
-  return _COMPUTED[x.op.type](*values)
+  return None if any(value is None for value in values) else _COMPUTED[x.op.type](*values)
 
 
 def is_last(axis: tf.Tensor, of: tf.Tensor) -> bool:

@@ -10,8 +10,10 @@ import tensorflow as tf
 
 from jax2tf import _tf_compat
 
-_SHAPES = "_output_shapes"
-_SAME = ("Identity", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot")
+SHAPES = "_output_shapes"
+"""The attribute of a node that has the shapes of its outputs."""
+SAME = ("Identity", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot")
+"""Ops that only hand a value on."""
 
 
 class Place:
@@ -35,7 +37,7 @@ class Place:
     constant = self.constant(reference)
     if constant is not None:
       return constant.shape
-    shapes = node.attr[_SHAPES].list.shape if _SHAPES in node.attr else ()
+    shapes = node.attr[SHAPES].list.shape if SHAPES in node.attr else ()
     return _sizes(shapes[index]) if index < len(shapes) else None
 
   def constant(self, reference: str) -> np.ndarray[Any, Any] | None:
@@ -83,7 +85,7 @@ class Place:
   def _through(self, reference: str) -> tuple[Any, int]:
     """The node behind ops that only hand a value on."""
     node, index = self._origin(reference)
-    while node is not None and node.op in _SAME:
+    while node is not None and node.op in SAME:
       node, index = self._origin(node.input[0])
     return node, index
 
@@ -120,8 +122,8 @@ def of_graph(graph: Any) -> dict[str, Place]:
 
 
 def _of_argument(function: Any, index: int) -> Any:
-  if index in function.arg_attr and _SHAPES in function.arg_attr[index].attr:
-    return next(iter(function.arg_attr[index].attr[_SHAPES].list.shape), None)
+  if index in function.arg_attr and SHAPES in function.arg_attr[index].attr:
+    return next(iter(function.arg_attr[index].attr[SHAPES].list.shape), None)
   shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else ()
   return shapes[index] if index < len(shapes) else None
 

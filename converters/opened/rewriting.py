@@ -20,8 +20,6 @@ from . import (
 )
 from .programs import Program
 
-_OUTPUT_SHAPES = "_output_shapes"
-
 
 def opened(graph: Any) -> int:
   """Makes each closed node a call of a new function of ordinary ops, and drops writes of variables
@@ -133,7 +131,7 @@ def _of_call(node: Any, reference: str) -> str:
 
 def _become(node: Any, op: str, kept: tuple[str, ...]) -> None:
   """Another type of op, of whose attributes those in `kept` stay."""
-  for name in [name for name in node.attr if name not in (*kept, _OUTPUT_SHAPES)]:
+  for name in [name for name in node.attr if name not in (*kept, places.SHAPES)]:
     del node.attr[name]
   node.op = op
 

@@ -12,6 +12,8 @@ import tensorflow as tf
 from jax2tf.messages import Message
 from jax2tf.stablehlo.graph import Block, Op, Tensor, Value
 
+from . import places
+
 _ELEMENTWISE = {
   "Abs": "abs",
   "Add": "add",
@@ -48,7 +50,6 @@ _COMPARISONS = {
   "LessEqual": "LE",
   "NotEqual": "NE",
 }
-_SAME = ("Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _SHIFTS = {"RightShift": "shift_right_arithmetic", "LeftShift": "shift_left"}
 
@@ -101,7 +102,7 @@ class _Translation:
     if node.op == "Const":
       array = np.asarray(tf.make_ndarray(node.attr["value"].tensor))
       return [self._constant(array)] if array.ndim == 0 else self._refuse(definition, node)
-    if node.op in _SAME:
+    if node.op in places.SAME:
       return operands
     if node.op in _CALLS:
       return self.results(self._functions[node.attr["f"].func.name], operands)

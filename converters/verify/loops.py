@@ -31,6 +31,7 @@ class Ends:
     """fun: a function of arrays."""
     self._fun = fun
     self._has_loops: bool | None = None
+    self._end = jax.jit(self._ended)  # compiled once for inputs of the same shapes
 
   def __call__(self, *args: Any) -> bool:
     """Whether each `lax.while_loop` of `fun(*args)` takes fewer than `MOST_STEPS` steps; True of a
@@ -38,18 +39,21 @@ class Ends:
     if self._has_loops is False:
       return True
     try:
-      closed = jax.make_jaxpr(self._fun)(*args)
-      # effects, such as prints, would be seen twice
-      self._has_loops = not closed.effects and _has_loops(closed.jaxpr)
-      if not self._has_loops:
-        return True
-      _, ends = jax.jit(lambda leaves: _evaluated(closed, leaves))(jax.tree.leaves(args))
+      if self._has_loops is None:
+        closed = jax.make_jaxpr(self._fun)(*args)
+        # effects, such as prints, would be seen twice
+        self._has_loops = not closed.effects and _has_loops(closed.jaxpr)
+      return not self._has_loops or bool(self._end(*args))
     # a function in TensorFlow or NumPy, an equation that needs a rule of its own; an error of the
     # function is raised where it is compared
     except Exception:
       self._has_loops = False
       return True
-    return bool(ends)
+
+  def _ended(self, *args: Any) -> Any:
+    """bool[], whether the loops of `fun(*args)` have ended."""
+    _, ends = _evaluated(jax.make_jaxpr(self._fun)(*args), jax.tree.leaves(args))
+    return ends
 
 
 def _has_loops(jaxpr: Jaxpr) -> bool:

@@ -11,10 +11,9 @@ import jax.extend.core.primitives as P
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, provably_equal, reshape
 from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
-from jax2tf.traits import MOVES, RESHAPES
+from jax2tf.traits import MOVES, REDUCTIONS, RESHAPES
 
-_REDUCTIONS = {P.reduce_sum_p, P.reduce_max_p, P.reduce_min_p, P.reduce_prod_p}
-_RESHAPES = RESHAPES | _REDUCTIONS
+_RESHAPES = RESHAPES | REDUCTIONS
 
 # For each dimension of a result the dimension of the operand, or None for a new one of size 1.
 Dims = list[int | None]
@@ -49,7 +48,7 @@ def _one_reshape(flow: Dataflow, eqn: Eqn) -> Equations | None:
     return None
   while (first := flow.single_use(source, *_RESHAPES)) is not None and _is_reshape(first):
     source = first.invars[0]
-  is_reduction = eqn.primitive in _REDUCTIONS
+  is_reduction = eqn.primitive in REDUCTIONS
   is_same = source is eqn.invars[0] and not is_reduction
   return None if is_same else [reshape(eqn, source, out)]
 
@@ -73,7 +72,7 @@ def _is_reshape(eqn: Eqn) -> bool:
   none, does: gradients of broadcasts have such sums, and Equinox' adaptive pools reduce numbers."""
   if eqn.primitive not in _RESHAPES or len(eqn.invars) != 1 or not is_array(eqn.invars[0]):
     return False
-  if eqn.primitive in _REDUCTIONS:
+  if eqn.primitive in REDUCTIONS:
     return all(is_one(eqn.invars[0].aval.shape[axis]) for axis in eqn.params["axes"])
   return (
     eqn.params["dimensions"] is None if eqn.primitive is P.reshape_p else _dims(eqn) is not None
@@ -143,4 +142,4 @@ def _dims_of_reshape(shape: Sequence[Any], out: Sequence[Any]) -> Dims | None:
   return [None if is_one(size) else next(left) for size in out]
 
 
-IDIOMS = dict.fromkeys(MOVES, merge_movements) | dict.fromkeys(_REDUCTIONS, _one_reshape)
+IDIOMS = dict.fromkeys(MOVES, merge_movements) | dict.fromkeys(REDUCTIONS, _one_reshape)

@@ -11,13 +11,10 @@ from typing import Any
 
 import jax.extend.core.primitives as P
 import numpy as np
-from jax.extend.core import Primitive
 
 from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, provably_equal, reshape
 from jax2tf.jaxprs import Eqn
-from jax2tf.traits import ARITHMETIC
-
-_REDUCTIONS: Sequence[Primitive] = (P.reduce_max_p, P.reduce_min_p, P.reduce_sum_p, P.reduce_prod_p)
+from jax2tf.traits import ARITHMETIC, REDUCTIONS
 
 
 def reduce_before_transpose(flow: Dataflow, eqn: Eqn) -> Equations | None:
@@ -123,4 +120,4 @@ def _reduced(
   return eqns
 
 
-IDIOMS = dict.fromkeys(_REDUCTIONS, reduce_before_transpose)
+IDIOMS = dict.fromkeys(REDUCTIONS, reduce_before_transpose)
