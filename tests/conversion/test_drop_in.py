@@ -22,6 +22,7 @@ from jax.experimental import jax2tf as jaxs
 import jax2tf
 from jax2tf import drop_in
 from tests.support import keras_models
+from tests.support.archives import npz
 
 ROOT = Path(__file__).resolve().parents[2]
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -447,7 +448,7 @@ def keras_folder(tmp_path_factory):
 @pytest.mark.parametrize("name", keras_models.MODELS)
 def test_keras_exports_with_the_jax_backend(name, keras_folder):
   """Values and gradients of a reloaded model, here, where Keras runs on TensorFlow."""
-  saved = np.load(keras_folder / f"{name}.npz")
+  saved = npz(keras_folder / f"{name}.npz")
   layer, x = (
     keras.layers.TFSMLayer(str(keras_folder / name), call_endpoint="serve"),
     tf.constant(saved["x"]),

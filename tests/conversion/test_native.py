@@ -19,6 +19,7 @@ from jax.interpreters import mlir
 import jax2tf
 from jax2tf import _tf_compat, native, traits
 from jax2tf.jaxprs import contains
+from tests.support.archives import npz
 from tests.support.case import close
 from tests.support.conformance import harnesses
 from tests.support.measure import nodes
@@ -266,7 +267,7 @@ def test_after_a_saved_model_without_jax(tmp_path, without_jax):
   subprocess.run(
     [without_jax, "-c", RELOAD, str(tmp_path)], check=True, capture_output=True, timeout=300
   )
-  found = np.load(tmp_path / "y.npz")
+  found = npz(tmp_path / "y.npz")
   np.testing.assert_allclose(found["y"], jax.jit(f)(X), rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(found["g"], jax.grad(lambda x: f(x).sum())(X), rtol=1e-4, atol=1e-4)
 

@@ -14,6 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import jax2tf
 from tests.gradients.test_gradient import FUNCTIONS, X, forever, jax_gradient
+from tests.support.archives import npz
 
 READER = """
 import itertools
@@ -78,7 +79,7 @@ def found(tmp_path_factory, without_jax):
     check=True,
     cwd=folder,
   )
-  return np.load(folder / "results.npz")
+  return npz(folder / "results.npz")
 
 
 @pytest.mark.parametrize("way", ["eager", "graph"])

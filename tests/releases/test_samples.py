@@ -19,6 +19,7 @@ from jax2tf.converters.bundle import manifest
 from jax2tf.converters.bundle.sessions import Session
 from jax2tf.tools.batch import plan
 from jax2tf.tools.cli.main import main as command
+from tests.support.archives import npz
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
 RTOL = 1e-6  # of float32, in another runtime or on another machine
@@ -41,7 +42,7 @@ def test_there_are_samples() -> None:
 
 
 def test_a_model_its_gradient_and_its_manifest(folder: Path) -> None:
-  expected = np.load(folder / "model.npz")
+  expected = npz(folder / "model.npz")
   model = tf.saved_model.load(str(folder / "model" / "1"))
   call = model.signatures["serving_default"]
   x = tf.constant(expected["x"])
@@ -56,7 +57,7 @@ def test_a_model_its_gradient_and_its_manifest(folder: Path) -> None:
 
 
 def test_a_model_with_state(folder: Path) -> None:
-  expected = np.load(folder / "state.npz")
+  expected = npz(folder / "state.npz")
   model = tf.saved_model.load(str(folder / "state" / "1"))
   call = model.signatures["serving_default"]
   results = [call(x=tf.constant(expected["x"])) for _ in expected["y"]]
@@ -65,13 +66,13 @@ def test_a_model_with_state(folder: Path) -> None:
 
 
 def test_a_native_model(folder: Path) -> None:
-  expected = np.load(folder / "model.npz")
+  expected = npz(folder / "model.npz")
   model = tf.saved_model.load(str(folder / "native"))
   np.testing.assert_allclose(model.predict(expected["x"]), expected["y"], RTOL, RTOL)
 
 
 def test_a_layer_of_keras(folder: Path) -> None:
-  expected = np.load(folder / "model.npz")
+  expected = npz(folder / "model.npz")
   model = keras.models.load_model(folder / "net.keras", safe_mode=False)
   np.testing.assert_allclose(model(expected["x"]), expected["y"], RTOL, RTOL)
 
@@ -82,7 +83,7 @@ def test_a_layer_of_keras(folder: Path) -> None:
   ids=["onnx", "tflite", "tfjs"],
 )
 def test_files_of_other_runtimes(folder: Path, name: str, run: Callable[..., dict]) -> None:
-  expected = np.load(folder / "model.npz")
+  expected = npz(folder / "model.npz")
   found = run(folder / name, {"x": expected["x"]})["y"]
   np.testing.assert_allclose(found, expected["y"], RTOL, RTOL)
 
@@ -103,7 +104,7 @@ def test_a_language_model(folder: Path) -> None:
 def test_the_results_of_a_batch_are_known(
   folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-  expected = np.load(folder / "model.npz")
+  expected = npz(folder / "model.npz")
   rows = _lines(folder / "results" / "rows.jsonl")
   np.testing.assert_allclose([row["y"] for row in rows], expected["y"], RTOL, RTOL)
   ledger, source = folder / "results" / plan.LEDGER, folder / "rows.jsonl"

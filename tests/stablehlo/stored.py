@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import json
 import tarfile
 from collections.abc import Mapping
@@ -14,6 +13,8 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+
+from tests.support.archives import npz
 
 _FOLDER = Path(__file__).with_name("artifacts")
 VERSIONS = ("0.4.26", "0.4.38", "0.5.3", "0.7.2", "0.10.2", "0.12.0.1")
@@ -48,7 +49,7 @@ def cases(version: str) -> tuple[str, ...]:
 def artifact(version: str, case: str) -> Artifact:
   """One artifact of a release of JAX."""
   files = _files(version)
-  arrays = np.load(io.BytesIO(files[f"{case}.npz"]))
+  arrays = npz(files[f"{case}.npz"])
   arguments, results, gradients = (_values(arrays, prefix) for prefix in ("in", "out", "grad"))
   about = _manifest(version)["cases"][case]
   return Artifact(files[f"{case}.bin"], arguments, results, gradients, about)
@@ -85,7 +86,7 @@ def torch_modules() -> dict[str, tuple[bytes, Mapping[str, np.ndarray]]]:
   input "x", PyTorch's result "y", and "kept": which of `*weights, x` the StableHLO takes."""
   files = _members("torch-modules.tar.xz")
   names = [name.removesuffix(".npz") for name in files if name.endswith(".npz")]
-  return {n: (files[f"{n}.mlir.bc"], dict(np.load(io.BytesIO(files[f"{n}.npz"])))) for n in names}
+  return {n: (files[f"{n}.mlir.bc"], npz(files[f"{n}.npz"])) for n in names}
 
 
 def closed_models(folder: Path) -> list[Path]:

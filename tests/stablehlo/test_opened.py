@@ -11,6 +11,7 @@ from jax2tf.converters import opened, tflite
 from jax2tf.converters.opened import files, functions, rewriting
 from jax2tf.converters.saved_model import described
 from tests.stablehlo import stored
+from tests.support.archives import npz
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def test_values_and_gradients(closed, name, tmp_path):
   assert result.report.ok and result.count == 2
   assert {row.output for row in result.report.rows} >= {"y0", "gradient of x"}
   assert not any(op.startswith("Xla") for op in _ops(result.path))
-  values = np.load(f"{closed[name]}.npz")
+  values = npz(f"{closed[name]}.npz")
   answer = tf.saved_model.load(str(result.path)).signatures["serving_default"](
     x=tf.constant(values["x"])
   )
@@ -103,7 +104,7 @@ def test_ops_of_xla_are_opened(closed, name, tmp_path):
   source = closed[f"graph-0.4.38-{name}"]
   files.copied(source, tmp_path / "open", rewriting.opened)
   assert not any(op.startswith("Xla") for op in _ops(tmp_path / "open"))
-  values = np.load(f"{source}.npz")
+  values = npz(f"{source}.npz")
   signature = tf.saved_model.load(str(tmp_path / "open")).signatures["serving_default"]
   answer = signature(x=tf.constant(values["x"]))
   for key in answer:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.stablehlo import stored
+from tests.support.archives import npz
 
 
 @pytest.mark.parametrize("version", stored.VERSIONS)
@@ -28,7 +29,7 @@ def test_closed_models(tmp_path):
   models = stored.closed_models(tmp_path)
   assert len(models) >= 20
   assert all((model / "saved_model.pb").is_file() for model in models)
-  assert all(np.load(f"{model}.npz") for model in models)
+  assert all(npz(f"{model}.npz") for model in models)
 
 
 def test_torch_modules():
