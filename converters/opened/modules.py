@@ -13,7 +13,7 @@ from jax2tf.stablehlo import (
   loading,  # noqa: F401  (registers the rules)
   parsing,
 )
-from jax2tf.stablehlo.artifacts import Artifact
+from jax2tf.stablehlo.artifacts import Artifact, Source
 from jax2tf.stablehlo.functions import Function
 
 from .programs import Program
@@ -37,7 +37,7 @@ def of_node(node: Any) -> Program:
       )
     )
   platforms = tuple(platform.decode().lower() for platform in node.attr["platforms"].list.s)
-  artifact = Artifact(_name(node), node.attr["module"].s, platforms=platforms)
+  artifact = Artifact(_name(node), Source(node.attr["module"].s), platforms=platforms)
   try:
     function = Function(artifact)
   except parsing.UnreadableError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,12 +39,33 @@ class Convention:
   devices: int
 
 
+class Source:
+  """A module that is not parsed: a portable artifact, MLIR bytecode or MLIR text.
+
+  Who parses it takes it, so that it is not in memory beside what the parser makes of it.
+  """
+
+  def __init__(self, contents: bytes | str):
+    self._contents: bytes | str | None = contents
+
+  def take(self) -> bytes | str:
+    """The module, once."""
+    contents, self._contents = self._contents, None
+    assert contents is not None  # nobody has taken it
+    return contents
+
+  def copy(self) -> Source:
+    """The same module, to be taken once more."""
+    assert self._contents is not None
+    return Source(self._contents)
+
+
 @dataclass(frozen=True)
 class Artifact:
   """A StableHLO module and how to call it.
 
   Attributes:
-    module: a portable artifact, MLIR bytecode or MLIR text, or what `parsing.parse` makes of one.
+    module: its source, or what `parsing.parse` makes of it.
     convention: None for a module without one.
     vjp: the artifact of its derivative, of arguments and cotangents; None if it has none.
     platforms: of a module without a convention, those of which it may take the index, as in
@@ -52,11 +74,17 @@ class Artifact:
   """
 
   name: str
-  module: bytes | str | Module
+  module: Source | Module
   convention: Convention | None = None
   vjp: Artifact | Callable[[], Artifact] | None = None
   platforms: tuple[str, ...] = ()
   constraints: tuple[str, ...] = ()
+
+  def again(self) -> Artifact:
+    """The artifact with a source of its own, so that this one stays as it is."""
+    if isinstance(self.module, Module):
+      return self
+    return dataclasses.replace(self, module=self.module.copy())
 
 
 def of_exported(exported: Any) -> Artifact:
@@ -71,4 +99,5 @@ def of_exported(exported: Any) -> Artifact:
     devices=exported.nr_devices,
   )
   vjp = (lambda: of_exported(exported.vjp())) if exported.has_vjp() else None
-  return Artifact(exported.fun_name, exported.mlir_module_serialized, convention, vjp)
+  module = Source(exported.mlir_module_serialized)
+  return Artifact(exported.fun_name, module, convention, vjp)

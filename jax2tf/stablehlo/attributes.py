@@ -44,6 +44,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 # MLIR's bindings give these as buffers.
 _BUFFERED = frozenset("?bhilqBHILQefd")
+# MLIR leaves the elements out where it prints a constant that has more, if it is asked to.
+_MOST_PRINTED, _LEFT_OUT = 1024, "dense_resource<__elided__>"
 
 
 def tensor_type(mlir_type: Any) -> Tensor | None:
@@ -72,9 +74,37 @@ def constant(op: Any) -> np.ndarray[Any, Any]:
   if kind.dtype.char in _BUFFERED:
     array = np.array(ir.DenseElementsAttr(op.attributes["value"]))
     return array.astype(kind.dtype, copy=False).reshape(shape)
-  elements = _elements(op.get_asm(enable_debug_info=False, large_elements_limit=None), kind.dtype)
+  elements = _many(op, math.prod(shape), kind.dtype)
+  if elements is None:
+    text = op.get_asm(enable_debug_info=False, large_elements_limit=None)
+    elements = _elements(text, kind.dtype)
   is_splat = elements.size == 1 and math.prod(shape) != 1
   return np.broadcast_to(elements.reshape(()), shape) if is_splat else elements.reshape(shape)
+
+
+def _many(op: Any, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+  """The elements of a constant that has many, from its bytecode: MLIR writes their bytes in one
+  piece, and prints them as text that takes many times as much memory. None for a constant of few,
+  or where another piece has the same size.
+  """
+  text = op.get_asm(enable_debug_info=False, large_elements_limit=_MOST_PRINTED)
+  if _LEFT_OUT not in text:
+    return None
+  pieces = _Pieces(count * dtype.itemsize)
+  op.write_bytecode(pieces)
+  return _packed(pieces.kept[0], dtype) if len(pieces.kept) == 1 else None
+
+
+class _Pieces:
+  """A file that keeps what is written to it in pieces of one size."""
+
+  def __init__(self, size: int):
+    self._size = size
+    self.kept: list[bytes] = []
+
+  def write(self, piece: bytes) -> None:
+    if len(piece) == self._size:
+      self.kept.append(piece)
 
 
 def _elements(text: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -11,13 +11,11 @@ from jax2tf.stablehlo import parsing
 
 
 def main() -> int:
-  data = sys.stdin.buffer.read()
   try:
-    canonical = parsing.canonical(data)
+    parsing.canonical(sys.stdin.buffer.read(), sys.stdout.buffer)
   except parsing.UnreadableError as error:
     sys.stdout.write(str(error))
     return 1
-  sys.stdout.buffer.write(canonical)
   return 0
 
 

@@ -6,9 +6,11 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tempfile
+from typing import IO
 
 from jax2tf.errors import ArtifactError
-from jax2tf.stablehlo.artifacts import Artifact
+from jax2tf.stablehlo.artifacts import Artifact, Source
 
 SECONDS = 120  # a module of a gigabyte takes some
 
@@ -22,18 +24,41 @@ def checked(artifact: Artifact, name: str) -> Artifact:
   vjp = artifact.vjp
   if isinstance(vjp, Artifact):
     vjp = checked(vjp, f"the VJP of {name}")
-  assert isinstance(artifact.module, bytes | str)  # as `load` has read it
-  return dataclasses.replace(artifact, module=_canonical(artifact.module, name), vjp=vjp)
+  assert isinstance(artifact.module, Source)  # as `load` has read it
+  module = Source(_canonical(artifact.module, name))
+  return dataclasses.replace(artifact, module=module, vjp=vjp)
 
 
-def _canonical(module: bytes | str, name: str) -> bytes:
-  data = module.encode() if isinstance(module, str) else module
-  command = [sys.executable, "-m", "jax2tf.stablehlo.child"]
+def _canonical(module: Source, name: str) -> bytes:
+  # Files in place of pipes, whose ends join what came in pieces.
+  with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as written:
+    contents = module.take()
+    given.write(contents.encode() if isinstance(contents, str) else contents)
+    del contents
+    given.seek(0)
+    code = _parse_in_child(given, written, name)
+    written.seek(0)
+    answer = written.read()
+  if code == 0:
+    return answer
+  if code == 1 and answer:
+    raise ArtifactError(
+      f"{name} has no StableHLO module that can be read: {answer.decode(errors='replace')}"
+    )
+  raise ArtifactError(
+    f"{name} has a module that ends MLIR's parser (exit code {code}); it is damaged, or meant to "
+    "harm"
+  )
+
+
+def _parse_in_child(given: IO[bytes], written: IO[bytes], name: str) -> int:
+  """The exit code of a child that reads one file and writes another."""
   try:
     child = subprocess.run(
-      command,
-      input=data,
-      capture_output=True,
+      [sys.executable, "-m", "jax2tf.stablehlo.child"],
+      stdin=given,
+      stdout=written,
+      stderr=subprocess.DEVNULL,
       timeout=SECONDS,
       check=False,
       env={**os.environ, "JAX_PLATFORMS": "cpu"},
@@ -42,13 +67,4 @@ def _canonical(module: bytes | str, name: str) -> bytes:
     raise ArtifactError(
       f"{name} has a module that MLIR did not parse within {SECONDS} seconds"
     ) from None
-  if child.returncode == 0:
-    return child.stdout
-  if child.returncode == 1 and child.stdout:
-    raise ArtifactError(
-      f"{name} has no StableHLO module that can be read: {child.stdout.decode(errors='replace')}"
-    )
-  raise ArtifactError(
-    f"{name} has a module that ends MLIR's parser (exit code {child.returncode}); it is "
-    "damaged, or meant to harm"
-  )
+  return child.returncode

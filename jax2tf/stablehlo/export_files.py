@@ -18,7 +18,7 @@ from flatbuffers import number_types
 from jax import export
 
 from jax2tf._jax_compat import exports
-from jax2tf.stablehlo.artifacts import Artifact, Aval, Convention
+from jax2tf.stablehlo.artifacts import Artifact, Aval, Convention, Source
 
 # Of nodes of a tree; and of all, which a changed file could make endless.
 _DEEPEST, _MOST_NODES = 100, 1_000_000
@@ -137,7 +137,7 @@ def _exported(table: _Table, order: int) -> Artifact:
   )
   return Artifact(
     name=table.text(_NAME),
-    module=module,
+    module=Source(module),
     convention=convention,
     vjp=None if vjp is None else _exported(vjp, order + 1),
   )

@@ -50,7 +50,7 @@ class Function:
   def __init__(self, artifact: Artifact):
     module = artifact.module
     if not isinstance(module, Module):
-      module = parsing.parse(module)
+      module = parsing.parse(module.take())
     refusals.check(module)
     self.name = artifact.name or module.main.name
     convention = conventions.of(artifact, module)
@@ -157,7 +157,7 @@ def _differentiable(artifact: Artifact, flat: _Flat) -> Any:
     if not derivative:
       vjp = artifact.vjp() if callable(artifact.vjp) else artifact.vjp
       assert vjp is not None
-      derivative.append(Function(vjp))
+      derivative.append(Function(vjp.again()))
     return tuple(derivative[0].flat(*leaves, *cotangents))
 
   with_rule = jax.custom_vjp(jitted)

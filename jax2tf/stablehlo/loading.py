@@ -66,21 +66,25 @@ def load(source: Any, *, untrusted: bool = False) -> Function:
   """
   if isinstance(source, export.Exported):
     return _function(artifacts.of_exported(source), "the jax.export.Exported")
+  name, artifact = _read(source)
+  if untrusted:
+    artifact = children.checked(artifact, name)
+  return _function(artifact, name)
+
+
+def _read(source: Any) -> tuple[str, artifacts.Artifact]:
+  """How a message names the source, and the artifact, of which no part is parsed."""
   name, data = _contents(source)
   if isinstance(data, bytes) and not data.startswith(parsing.BYTECODE):
     data = _text_or_bytes(data)
   if isinstance(data, str) or data.startswith(parsing.BYTECODE):
-    artifact = artifacts.Artifact("", data)
-  else:
-    try:
-      artifact = export_files.read(data)
-    except export_files.NoExportError as error:
-      raise ArtifactError(
-        f"{name} is neither a file of jax.export nor a StableHLO module: {error}"
-      ) from None
-  if untrusted:
-    artifact = children.checked(artifact, name)
-  return _function(artifact, name)
+    return name, artifacts.Artifact("", artifacts.Source(data))
+  try:
+    return name, export_files.read(data)
+  except export_files.NoExportError as error:
+    raise ArtifactError(
+      f"{name} is neither a file of jax.export nor a StableHLO module: {error}"
+    ) from None
 
 
 def _function(artifact: artifacts.Artifact, name: str) -> Function:

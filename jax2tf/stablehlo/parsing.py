@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import re
-from typing import Any
+from typing import Any, BinaryIO
 
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import stablehlo
-from jax.interpreters import mlir
 
+from jax2tf._jax_compat import exports
 from jax2tf.stablehlo import attributes
 from jax2tf.stablehlo.graph import Block, Function, Module, Op, Value
 
@@ -31,22 +30,23 @@ def parse(source: bytes | str) -> Module:
   Raises:
     UnreadableError: it is none of these, or it nests too deep.
   """
-  with mlir.make_ir_context() as context:
-    return _converted(_parsed(context, source))
+  with exports.own_ir_context() as context:
+    module = _parsed(context, source)
+    del source  # what follows copies the constants
+    return _converted(module)
 
 
-def canonical(source: bytes | str) -> bytes:
-  """The module as MLIR bytecode of this process' jaxlib, verified.
+def canonical(source: bytes | str, written: BinaryIO) -> None:
+  """Writes the module as MLIR bytecode of this process' jaxlib, verified.
 
   Raises:
-    UnreadableError: as `parse`.
+    UnreadableError: as `parse`; then nothing is written.
   """
-  with mlir.make_ir_context() as context:
+  with exports.own_ir_context() as context:
     module = _parsed(context, source)
+    del source
     _converted(module)
-    written = io.BytesIO()
     module.operation.write_bytecode(written)
-    return written.getvalue()
 
 
 def _converted(module: Any) -> Module:

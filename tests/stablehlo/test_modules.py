@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 from jax2tf import stablehlo
+from jax2tf.stablehlo import parsing
 
 _NAN = np.float32(np.nan)
 
@@ -51,6 +53,31 @@ def test_constants(kind):
   assert result.dtype == dtype
   expected = np.array(wanted, dtype)
   assert np.asarray(result).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+  "dtype", ["bfloat16", "complex64", "bool", "int4", "uint2", "float8_e4m3fn", "float4_e2m1fn"]
+)
+def test_constants_of_many_elements(dtype):
+  """MLIR's printer leaves them out; those of a single value stay a single one."""
+  wanted = np.resize(np.array([0, 1, 1.5, 3], np.float32), 2100).astype(dtype)
+  filled = np.resize(wanted[1], 2100)
+  exported = export.export(jax.jit(lambda: (wanted, filled)))()
+  for result, expected in zip(stablehlo.load(exported)(), (wanted, filled), strict=True):
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(np.asarray(result), expected)
+
+
+def test_a_constant_of_the_size_of_names():
+  """Both are pieces of the bytecode, the names of one op together, and a few more bytes."""
+  elements = np.resize(np.arange(256, dtype=np.uint8), 2100)
+  for missing in range(60):
+    text = f"""func.func @main() -> tensor<2100xf8E5M2> {{
+      %a = stablehlo.constant dense<"0x{elements.tobytes().hex()}"> : tensor<2100xf8E5M2> loc(#a)
+      return %a : tensor<2100xf8E5M2> }}
+      #a = loc("{"a" * (2100 - missing)}")"""
+    constant = parsing.parse(text).main.block.ops[0].attributes["value"]
+    assert constant.tobytes() == elements.tobytes()
 
 
 _X = np.array([1, -3, 0.0, 2, 3, -2, -0.0, _NAN], np.float32)
