@@ -60,6 +60,21 @@ def test_links_lead_somewhere() -> None:
   ] == []
 
 
+def test_a_page_answers_one_question() -> None:
+  """So it is short; all-of-jax2tf is the tour of them all."""
+  most = {"guide": 120, "tasks": 80}
+  lines = {
+    page: len(page.read_text(encoding="utf-8").splitlines())
+    for folder in most
+    for page in (ROOT / "docs" / folder).glob("*.md")
+    if page.stem != "all-of-jax2tf"
+  }
+  assert len(lines) > 40
+  assert [
+    f"{page.name}: {count}" for page, count in lines.items() if count > most[page.parent.name]
+  ] == []
+
+
 @pytest.mark.parametrize(
   "target",
   ["no.md", "docs/limitations.md#no", "#no", "http://jax.dev", "https://jax", "htps://jax.dev"],
