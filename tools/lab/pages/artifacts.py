@@ -14,15 +14,15 @@ Generated from the numbers in `docs/reports/data`; do not edit."""
 _HARNESSES = """## JAX's test harnesses, there and back
 
 `make artifacts` exports harnesses of `jax._src.internal_test_util.test_harnesses`, serializes them,
-and reads them by `jax2tf.stablehlo.load`. The results are compared with those of `jax.jit` of the
-harness, with the tolerances of [coverage.md](../coverage.md). *symbolic*: mapped over an axis of
-symbolic size, and called with two sizes. A case is *refused* if the error says which op cannot
-be read; an *error* is any other one. It is *left out* if JAX itself does not run or export it. The
+and reads them with `jax2tf.stablehlo.load`. The results are compared with `jax.jit` of the harness,
+with the tolerances of [Coverage](../coverage.md). *symbolic*: mapped over an axis of symbolic size,
+and called with two sizes. A case is *refused* if the error says which op cannot be read; any other
+failure is an *error*. A case is *left out* if JAX itself does not run or export it. The
 sample is drawn from a seed, with at least one harness of each group."""
 
 _MODELS = """## Closed SavedModels in other runtimes
 
-Each model of `tests/stablehlo/artifacts/closed-models.tar.xz` with XlaCallModule ops, opened and
+Every model of `tests/stablehlo/artifacts/closed-models.tar.xz` with XlaCallModule ops, opened and
 exported by `onnx`, `tflite` and `tfjs`. Its name says how, and by which JAX, it was written."""
 
 

@@ -18,39 +18,39 @@ Generated from the numbers in `docs/reports/data`; do not edit.
 
 `make conformance` runs the cases of `jax._src.internal_test_util.test_harnesses` with 64-bit types
 enabled. Cases that are not about 64-bit types also run without them. Values, dtypes and shapes are
-compared with `jax.jit` on the same input, gradients with `jax.vjp`, second ones with its VJP. No
-graph may contain an `Xla*` op. `graph` and `gradient` run all cases; the other ways run a seeded
-sample. Errors are in units of the dtype's machine epsilon; integers and bools are exact. A case is
-*limited* for a reason in [limitations.md](limitations.md). It is *left out* if JAX rejects it or it
-has no derivative.
+compared with `jax.jit` on the same input, gradients with `jax.vjp`, and second gradients with its
+VJP. No graph may contain an `Xla*` op. `graph` and `gradient` run all cases; the other ways run a
+seeded sample. Errors are in units of the dtype's machine epsilon; integers and bools are exact. A
+case is *limited* for a reason in [Limitations](limitations.md). It is *left out* if JAX rejects it
+or it has no derivative.
 
 """
 
 _PROGRAMS = """## Random programs
 
-`make conformance` draws programs from a seed and compares each step with JAX. Those *with control
-flow* have branches, loops, rematerialisation and custom rules, and their derivatives are compared
-too.
+`make conformance` draws programs from a seed and compares every step with JAX. Programs *with
+control flow* have branches, loops, rematerialisation and custom rules, and their derivatives are
+compared too.
 """
 
 _JAX_TESTS = """## JAX's own unit tests
 
 `make jax-tests JAX_TESTS=.../tests` runs the tests of JAX's public repository at the installed
-release, or the commit nearest to it; nothing of it is part of this project. The tests run as they
-are. What they compute with JAX, the converted function computes too.
+release, or at the nearest commit; nothing of it is part of this project. The tests run unchanged.
+The converted function computes everything that they compute with JAX.
 
 - **Tests** are chosen by a seed: two parametrizations of each test method, or a tenth where there
-  are many. Those that need several devices, Pallas or a GPU are left out.
-- A **case** is one call of a function in one way. Each call is computed in a graph; by the seed
-  some are also computed eagerly, compiled by XLA, or with a symbolic first axis. Gradients are
-  those of a tape; some cases have second gradients and tangents.
+  are many. Tests that need several devices, Pallas or a GPU are left out.
+- A **case** is one call of a function in one way. Every call is computed in a graph. The seed
+  chooses calls that are also computed eagerly, compiled by XLA, or with a symbolic first axis.
+  Gradients come from a tape; some cases have second gradients and tangents.
 - **Differ by rounding**: beyond the tolerance of JAX's test, but by at most 30 of them, or 240
   machine epsilons (8 of types of 16 bits), of the largest number of the result; or by at most 30
   times what JAX's own result changes with the last bits of the arguments.
-- **Refused**: a `LoweringError`, each with its line below. **Untraceable**: JAX itself refuses, or
-  leaves open what is differentiated; these are not counted as cases.
+- **Refused**: a `LoweringError`, with its line below. **Untraceable**: JAX itself refuses, or
+  leaves open what is differentiated; these do not count as cases.
 """
-_OTHERS = "\nResults that differ from those of `jax.jit` are compared with something else:\n"
+_OTHERS = "\nResults that differ from `jax.jit` are compared with something else:\n"
 _AGAINST = {
   "op by op": "JAX itself differs without `jax.jit`, and has our result",
   "what is determined": "JAX leaves signs, bases or the order of equal things open",
@@ -154,7 +154,7 @@ def _jax_tests() -> Iterator[str]:
   yield from ("", "### Refused", "")
   refused = _total(numbers["refused"] for numbers in report.values()).most_common()
   lines = [[cause, causes.limitation(cause) or "none", number] for cause, number in refused]
-  yield from table(["cause", "line of [limitations.md](limitations.md)", "cases"], lines, words=2)
+  yield from table(["cause", "line of [Limitations](limitations.md)", "cases"], lines, words=2)
   failed = [
     [kind.replace("|", "/"), configuration, f"`{one['first']}`", one["cases"]]
     for configuration, numbers in report.items()

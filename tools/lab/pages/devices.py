@@ -14,20 +14,20 @@ _ABOUT = """# What stays on a GPU
 Generated from the numbers in `docs/reports/data`; do not edit. `make devices` reads all of it
 again.
 
-The tables but the first are of graphs for GPUs, `platforms=["cuda"]`, and read from TensorFlow's
-registry, which says for which devices and dtypes an op has a kernel, and which operands and results
-the kernel has in host memory.
-[Numerics](../guide/gpu.md) says what that shows, and what not.
+All tables except the first are about graphs for GPUs, `platforms=["cuda"]`. They are read from
+TensorFlow's registry, which says for which devices and dtypes an op has a kernel, and which
+operands and results the kernel keeps in host memory.
+[GPU and TPU](../guide/gpu.md) says what this shows and what it does not show.
 
 A cell has the ops without a GPU kernel and the bounces: tensors that are copied to the host in the
 middle of the computation, because an op has no kernel or takes an operand from host memory.
-Predicates of loops and arithmetic of int32, which TensorFlow has on the host, are no bounces. The
-numbers before are those of the lowering that did not look at devices yet.
+Predicates of loops and int32 arithmetic, which TensorFlow runs on the host, do not count as
+bounces. The numbers before come from a lowering that did not yet consider devices.
 """
 
 _MODELS = """## Models
 
-Forward passes, and forward passes with the gradient by all parameters and inputs of floating point,
+Forward passes, and forward passes with the gradient for all floating point parameters and inputs,
 with symbolic sizes: the models of `tests/support/models`, and the small ones of its `zoo.py`. A
 dash is a pass that JAX or the lowering refuses, such as the gradient of a `while_loop`.
 """
@@ -40,8 +40,8 @@ arguments.
 
 _PRIMITIVES = """## Primitives
 
-One case of JAX's own harnesses for each primitive and dtype, with constant sizes. The last column
-has ops that XLA cannot compile, by its kernels for GPUs: pip's TensorFlow has none of a TPU.
+One case of JAX's own harnesses for every primitive and dtype, with constant sizes. The last column
+has ops that XLA cannot compile, judged by its GPU kernels: pip's TensorFlow has no TPU kernels.
 """
 
 _PASSES = ("forward", "with gradient")

@@ -18,13 +18,14 @@ all of it again.
 _MODELS = f"""## Models of libraries in each engine
 
 Small models with random weights ({LAYERS} layers, {VOCABULARY} tokens, a cache of {CONTEXT} rows;
-"plain JAX" is that of our tests). Each is written by `generation.save` and generates greedily in
-the engine: prompts of several lengths in pieces, one that ends at the cache's end, one conversation
-of two turns. A cell has the tokens that are JAX's without a cache, of all tokens. A target with two
-engines counts both. Of int8 files other tokens are expected where two are nearly as probable, which
-random weights have often. "Pieces": the model's own JAX function computes something else from a
-prompt in pieces than from the whole prompt, so the file is compared with JAX in pieces. "SDPA": the
-engine's paged attention would not compute this model's attention, so the other backend runs it.
+"plain JAX" is a model of our tests). `generation.save` writes every model. The model then generates
+greedily in the engine: prompts of several lengths in pieces, one that ends at the cache's end, and
+one conversation of two turns. A cell has the number of tokens that equal JAX's without a cache, of
+all tokens. A target with two engines counts both. In int8 files, other tokens are expected where
+two are nearly as probable, which is frequent with random weights. "Pieces": the model's own JAX
+function computes a different result from a prompt in pieces than from the whole prompt, so the
+file is compared with JAX in pieces. "SDPA": the engine's paged attention would not compute this
+model's attention, so the other backend runs it.
 """
 _NOTES = {"own_pieces": "pieces", "paged_attention": "SDPA"}
 

@@ -19,11 +19,11 @@ again, and `python -m jax2tf.tools.lab.matrix models zoo` one section.
 
 _ZOO = """## The zoo at every target
 
-Each model of `tests/support/models` is exported to each target, run there, and compared with
+Every model of `tests/support/models` is exported to every target, runs there, and is compared with
 `jax.jit` at two sizes of each dimension. A cell has the largest difference from JAX over all
 outputs, the size of the written files, and the time of a call relative to `jax.jit`, for both
-sizes together. For small models the time is mostly the overhead of a call. The C loader is not
-timed, because each call reads and writes files. **no** is a failure; the exporter's reason is
+sizes together. For small models the time is mostly the overhead of a call. The C loader has no
+times, because its calls read and write files. **no** is a failure; the exporter's reason is
 below the table. The first table has all versions of JAX, the second the newest.
 """
 
@@ -46,11 +46,11 @@ gives the reason.
 _DECODERS = """## Decoders
 
 Decoders of language models with random weights, Gemma's layers, a tied embedding and a cache of
-512 rows, which is an input and an output. *Seconds* and *peak* are those of the export with its
-comparison: anonymous and shared memory of the process and its children, of which *before* is that
-of the parameters and the libraries before it. Other programs ran beside these rows, so the seconds
-are long. *Token* is the time of the next token over that of `jax.jit` with a donated cache, on two
-CPU cores.
+512 rows, which is an input and an output. *Seconds* and *peak* are for the export with its
+comparison. *Peak* is anonymous and shared memory of the process and its children; *before* is the
+memory of the parameters and the libraries before it. Other programs ran beside these rows, so the
+seconds are long. *Token* is the time of the next token relative to `jax.jit` with a donated cache,
+on two CPU cores.
 """
 
 

@@ -16,13 +16,13 @@ Tests of rules, gradients, refs, idioms and shapes, with TensorFlow's ops on the
 TensorFloat-32, compared with JAX on the CPU: {passed:,} passed. {failed} that pass on that
 machine's CPU failed.
 
-Milliseconds of a call, when ten follow each other. The error is the largest difference from JAX on
+Milliseconds of a call, for ten calls in a row. The error is the largest difference from JAX on
 the CPU, relative to the largest element, with TensorFloat-32 and without. Ops of a graph start one
-by one, so small programs take the time of the host; `jit_compile=True` makes few kernels of many.
+by one, so small programs take the time of the host; `jit_compile=True` combines many kernels.
 """
 
-_BEFORE = """Copies from the GPU to the CPU in a call, and its milliseconds when each call is
-waited for, before the lowering looked at devices and now:
+_BEFORE = """Copies from the GPU to the CPU in a call, and its milliseconds when the host waits for
+every call, before the lowering considered devices and now:
 """
 
 _PITFALL = """Without TensorFloat-32, convolutions that had already run kept it: TensorFlow

@@ -12,13 +12,13 @@ from jax2tf.tools.lab.pages import table
 _ABOUT = """# The server and batches under load
 
 Generated from the numbers in `docs/reports/data`; do not edit. `make serving` measures the server,
-`make power-cut` and `make pipelines` the rest. Every answer is compared with JAX's.
+`make power-cut` and `make pipelines` the rest. Every answer is compared with JAX.
 
 ## Replicas
 
 {concurrency} clients send requests of {rows[0]} to {rows[1]} rows by gRPC. They share
-{cores} cores with the server. The prediction for n replicas is the smaller of n times the rate of
-one replica, and the rate at which all cores are busy by the CPU time that a request takes.
+{cores} cores with the server. The prediction for n replicas is the smaller of two rates: n times
+the rate of one replica, and the rate at which the CPU time of the requests fills all cores.
 """
 
 _KILLED = """
@@ -39,12 +39,12 @@ the second.
 _REQUESTS = """
 ## Random requests
 
-Each valid request has to be answered with JAX's values, and each invalid one
-refused with 4xx, or with a status such as `INVALID_ARGUMENT`. A request with changed bytes may be
-refused, or answered as a parser of its own reads it.
+The server must answer every valid request with JAX's values, and refuse every invalid request
+with 4xx, or with a status such as `INVALID_ARGUMENT`. A request with changed bytes may be
+refused, or answered as a separate parser reads it.
 [The numbers](data/server-fuzz.json) have a row for each of the {kinds} kinds.
 """
-# Requests that JAX answers, by the beginnings of their kinds; others but these have to be refused.
+# Requests that JAX answers, by the beginnings of their kinds; all others must be refused.
 _VALID, _CHANGED = ("values of", "texts", "a product"), "changed bytes"
 
 _CUTS = """
@@ -53,16 +53,16 @@ _CUTS = """
 `make power-cut` saves models to ext4 on a loop device, and cuts the power at a random moment:
 before one of the calls of the system that publish the model, or up to a second after `save`
 returned. `EXT4_IOC_SHUTDOWN` is the cut: nothing more reaches the device, and what the system held
-in memory is lost. The file system is mounted again and the model is run. Before half of the cuts
-another program synced a file of its own, which writes the journal. *New* and *old*: the whole new
-model, or the whole one before, where the save had not ended. *Half*: a model that does not load, or
-computes something else. *None*: no model, where one had been. *Lost*: the old one, although the
+in memory is lost. The file system is mounted again and the model runs. Before half of the cuts,
+another program synced a file, which writes the journal. *New* and *old*: the whole new
+model, or the whole old model if the save had not ended. *Half*: a model that does not load, or
+computes something else. *None*: no model, where one had been. *Lost*: the old model, although the
 save had ended. *Without*: `os.fsync` does nothing, and the cuts are the same.
 """
 _AFTER_CUTS = """
-What the disk's own cache would lose is not simulated: fsync empties that cache, where the disk is
-honest. *LiteRT* without fsync is never half: ext4 itself writes a file that replaces another by a
-rename. Other file systems need not.
+The test does not simulate what the disk's own cache would lose: fsync empties that cache, if the
+disk obeys. *LiteRT* without fsync is never half: ext4 itself writes a file that replaces another by
+a rename. Other file systems need not.
 """
 CUTS = ("new", "old", "half", "none", "lost")
 WITH, WITHOUT = "with fsync", "without"
@@ -70,12 +70,12 @@ WITH, WITHOUT = "with fsync", "without"
 _PIPELINES = """
 ## Batches
 
-`make pipelines`, on two cores; [batch.md](../guide/batch.md) is the guide. *batch*: `jax2tf batch`
-with one and two workers; *bare*: TensorFlow in one and two processes, written by hand; Ray,
-Dask and Spark have two processes, Beam has one. Each process has one thread of TensorFlow within
+`make pipelines`, on two cores; [Batch inference](../guide/batch.md) is the guide. *batch*: `jax2tf
+batch` with one and two workers; *bare*: TensorFlow in one and two processes, written by hand; Ray,
+Dask and Spark have two processes, Beam has one. Every process has one thread of TensorFlow within
 and one between ops. The start-up is not part of the rate. Ray's rate includes reading the rows into
 its object store. The numbers are medians of the rounds, in which all ways run in turn. The outputs
-of each way are those of `jax2tf batch`, whose first rows are compared with JAX, to 1e-5 of the
+of all ways equal `jax2tf batch`, whose first rows are compared with JAX, to 1e-5 of the
 largest.
 """
 _TITLES = {

@@ -19,43 +19,44 @@ _ABOUT = """# Speed
 Generated from the numbers in `docs/reports/data`; do not edit. `make speed` measures all of it
 again, and `python -m jax2tf.tools.lab.matrix speed rules` one section.
 
-Times are those of two CPU cores. The calls of a row run interleaved in one process, so that noise
-of the machine affects all and ratios stay valid. A ratio is the median of five runs, with the
-least and the most. Below 1 is faster. Unless a column says otherwise, a converted function is a
+All times are from two CPU cores. The calls of a row alternate in one process, so that noise
+of the machine affects all of them and ratios stay valid. A ratio is the median of five runs, with
+the least and the most. Below 1 is faster. Unless a column says otherwise, a converted function is a
 `tf.function` without XLA.
 """
 
 _MODELS = """## Whole models
 
-Each model in JAX (`jax.jit`), written by hand in TensorFlow (`tf.nn`, `tf.while_loop`), and
-converted, with the same weights in `tf.Variable`s. *Fused* is `idioms="fused"` ([fused
+Every model in JAX (`jax.jit`), written by hand in TensorFlow (`tf.nn`, `tf.while_loop`), and
+converted, with the same weights in `tf.Variable`s. *Fused* is `idioms="fused"` ([Fused
 idioms](../guide/fused.md)). *Native* is `native_serialization=True`, also with `jit_compile=True`.
-The gradient is that of the mean of the squared results by all weights.
+The gradient is the gradient of the mean of the squared results for all weights.
 
 ![Times of models relative to jax.jit](speed.png)
 """
 
 _FUNCTIONS = f"""## Single functions and loops
 
-Each function in JAX, in TensorFlow as one writes it by hand, and converted, forward. *Fused* is
-`idioms="fused"`, *compiled* ours with `jit_compile=True`. The aims are {_BY_HAND:g} for ours/hand
-and {_COMPILED:g} for compiled/jax.jit; a row above one of them has a reason. The exact idioms keep
-JAX's values for NaN and infinity, which some ops of TensorFlow lose: hand-written code does not.
+Every function in JAX, in hand-written TensorFlow, and converted, forward. *Fused* is
+`idioms="fused"`, *compiled* is ours with `jit_compile=True`. The aims are {_BY_HAND:g} for
+ours/hand and {_COMPILED:g} for compiled/jax.jit; a row above one of them has a reason. The exact
+idioms keep JAX's values for NaN and infinity, which some ops of TensorFlow lose. Hand-written code
+does not.
 """
 
 _RULES = f"""## Lowering rules
 
 {len(rule_rows.ROWS)} functions, in TensorFlow and in `jax.jit`. JAX's LAPACK has one thread. The
-gradient is that of the sum of squares of the results. The first table has the time in TensorFlow
-over that in JAX: the median of each family, with the least and the most. The second table has the
-functions that take more than {rules.SLOW:g} times as long as in JAX, and more than
-{rules.MATTERS_MS:g} ms.
+gradient is the gradient of the sum of squares of the results. The first table has the time in
+TensorFlow divided by the time in JAX: the median of each family, with the least and the most. The
+second table has the functions that take more than {rules.SLOW:g} times as long as in JAX, and more
+than {rules.MATTERS_MS:g} ms.
 """
 
 _SAVING = """## Saving and loading
 
 The [transformer above](#whole-models), and MiniLM with symbolic batch and length. *Save* is the
-time to trace, lower and save a model in a process that saved one before; *load* that of
+time to trace, lower and save a model in a process that saved one before. *Load* is the time of
 `tf.saved_model.load` in another process that loaded one before. *kB* is the size of
 `saved_model.pb`, which has the graphs without the variables.
 """

@@ -26,7 +26,7 @@ STATUSES = {
 }
 _SHORT = STATUSES | {
   "equal": "yes",
-  "noted": "yes, but for NaN and infinities",
+  "noted": "yes, except for NaN and infinities",
   "lacks": "no",
   "differs": "refused, differs",
 }
@@ -42,7 +42,7 @@ all of it again.
 
 ## Primitives and random programs
 
-Each primitive is exported to each target in a few dtypes, with the arguments of JAX's test
+Every primitive is exported to every target in a few dtypes, with the arguments of JAX's test
 harnesses, runs there and is compared with `jax.jit`. The same is done with random programs, which
 then also run on difficult inputs that the exporter has not seen. An exporter writes a file only if
 the file agrees with JAX in the target's runtime. Otherwise the export fails and names the user's
@@ -51,52 +51,52 @@ line.
 
 _REPLACED = """### Replacements
 
-Of ops that a target lacks or computes otherwise. The reasons are the `because` texts of the
-replacements; [CONTRIBUTING](../../CONTRIBUTING.md) says how to add one.
+Replacements of ops that a target lacks or computes differently. The reasons are the `because` texts
+of the replacements; [CONTRIBUTING](../../CONTRIBUTING.md) says how to add one.
 """
 
 _RELEASES = """## ONNX Runtime, older releases
 
-`onnx.save` states the oldest release of ONNX Runtime for each file
-([exporters](../guide/onnx-files.md#older-onnx-runtimes)). Here files of the zoo,
-of the exporter's replacements and of JAX's test harnesses run in every release, its newest patch,
-on a CPU. Their outputs are compared with JAX as the export does. A release agrees if it has no
+`onnx.save` states the oldest release of ONNX Runtime for every file
+([Older ONNX Runtimes](../guide/onnx-files.md#older-onnx-runtimes)). For this report, files of the
+zoo, of the exporter's replacements and of JAX's test harnesses run in every release, its newest
+patch, on a CPU. Their outputs are compared with JAX, as in an export. A release agrees if it has no
 difference that the newest release does not have.
 """
 
 _KERNELS = """
-These kernels came later than opset 18. ONNX Runtime lists its kernels from 1.16 on; for 1.14 and
-1.15 the files below speak.
+These kernels came later than opset 18. ONNX Runtime lists its kernels from 1.16 on. For 1.14 and
+1.15, the files below are the evidence.
 """
 _NAN = """
-These kernels of older releases do not have the newest one's answers for NaN or infinities:
+In older releases, these kernels give other answers for NaN or infinities than in the newest one:
 """
 
 _READERS = """## TensorFlow, older releases
 
-Native modules, written for each release. A cell is the largest difference of values and gradients
-from `jax.jit`, in a process with that TensorFlow and without JAX.
+Native modules, written for the release in each row. A cell is the largest difference of values and
+gradients from `jax.jit`, in a process with that TensorFlow and without JAX.
 """
 
 _PLAIN = """## Plain tf2onnx and TFLiteConverter
 
-Each model has random weights and is converted by `jax2tf.convert`. The tool translates it as a
+The models have random weights and are converted by `jax2tf.convert`. The tool translates them as a
 script would: plain, and with our call, which is `onnx.prepared` with `onnx.custom_op_handlers`, or
-`tflite.converter` ([migration](../tasks/plain-converters.md)).
-The file runs in ONNX Runtime or LiteRT, at two sizes of each dimension. **right**: each output is
-that of `jax.jit`. refused: the tool or the runtime raises an error. **wrong**: an output differs,
+`tflite.converter` ([Use plain tf2onnx or TFLiteConverter](../tasks/plain-converters.md)).
+The file runs in ONNX Runtime or LiteRT, at two sizes of each dimension. **right**: every output
+equals `jax.jit`. refused: the tool or the runtime raises an error. **wrong**: an output differs,
 without an error.
 """
 
 
 _REGISTRY = """## ONNX, beside another converter
 
-Programs with each public function of JAX, Flax and Equinox that has a value, as files of
+Programs with all public functions of JAX, Flax and Equinox that have a value, as files of
 `onnx.save` and of jax2onnx, with the same JAX. Both files run in ONNX Runtime, with one thread, and
-are compared with `jax.jit` at ordinary inputs. **right**, refused and **wrong** are as above; ours
-is refused too where the comparison of `onnx.save` differs. A ratio is ours by theirs, of the files
-that are right in both. Times are medians of five alternating runs of programs that take more than
-50 microseconds. [The numbers](data/targets-registry.json) have a row for each program.
+are compared with `jax.jit` at ordinary inputs. **right**, refused and **wrong** are as above. Ours
+is also refused if the comparison of `onnx.save` differs. A ratio is ours divided by theirs, for the
+files that are right in both. Times are medians of five alternating runs of programs that take more
+than 50 microseconds. [The numbers](data/targets-registry.json) have a row for each program.
 """
 
 
