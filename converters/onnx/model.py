@@ -37,6 +37,7 @@ from . import (
   protos,
   ranges,
   rows,
+  walks,
 )
 from .attention import Attentions
 from .parameters import Parameters
@@ -232,8 +233,10 @@ def _by_tf2onnx(
   # Not tf2onnx.convert.from_function: it lets Grappler fold (x + 1) - 1, which rounds x on purpose.
   with contextlib.ExitStack() as stack:
     log = stack.enter_context(_log_of("tf2onnx"))
-    for context in (order.kept(), passes.selected(), warnings.catch_warnings(), graph.as_default()):
-      stack.enter_context(context)
+    stack.enter_context(graph.as_default())
+    stack.enter_context(warnings.catch_warnings())
+    for changed in (order.kept(), passes.selected(), walks.short()):
+      stack.enter_context(changed)
     warnings.simplefilter("ignore")  # deprecation warnings of newer NumPys in tf2onnx
     last_rows: dict[str, np.ndarray] = {}
     process = functools.partial(

@@ -2,7 +2,8 @@
 process, and names what it adds by numbers that start anew in each model.
 
 tf2onnx 1.17 holds nodes and names in sets, whose order depends on addresses and on the hash seed of
-the process, and it counts the nodes that it adds from the start of the process.
+the process, and it counts the nodes that it adds from the start of the process. The order of the
+nodes that outputs need is kept by `walks.short`.
 """
 
 from __future__ import annotations
@@ -13,23 +14,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import protos
+from . import patches, protos
 from .runtime import extra
 
 # tf2onnx names a node that it adds `<stem>__<number>`. Numbers from here on are ours to change; a
 # parameter of the user's such as `layer__2` keeps its name.
 _FIRST = 10**9
 _NUMBER = re.compile(r"__(\d{10,})")
-
-
-def _in_order_of_nodes(extract: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-  @functools.wraps(extract)
-  def in_order(graph: Any, *args: Any, **kwargs: Any) -> list[Any]:
-    needed = set(extract(graph, *args, **kwargs))
-    # a set, like tf2onnx's: a node may be in its list twice
-    return [node for node in dict.fromkeys(graph.get_nodes()) if node in needed]
-
-  return in_order
 
 
 def _in_order_of_names(find: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -53,19 +44,12 @@ def kept() -> Iterator[None]:
   """Lets tf2onnx work in the order of nodes and names, and number from `_FIRST` on."""
   graph, utils = extra("tf2onnx.graph"), extra("tf2onnx.utils")
   ordered = (
-    (graph.Graph, "extract_sub_graph_nodes", _in_order_of_nodes),
     (graph.Graph, "find_output_consumers", _in_order_of_names),
     (graph.Node, "get_implicit_inputs", _sorted),
   )
-  before = [(owner, name, getattr(owner, name)) for owner, name, _ in ordered]
   utils.INTERNAL_NAME = max(utils.INTERNAL_NAME, _FIRST)
-  try:
-    for owner, name, wrapped in ordered:
-      setattr(owner, name, wrapped(getattr(owner, name)))
+  with patches.replaced((owner, name, wrap(getattr(owner, name))) for owner, name, wrap in ordered):
     yield
-  finally:
-    for owner, name, method in before:
-      setattr(owner, name, method)
 
 
 def renumber(graph: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import moves
+from . import moves, patches
 from .runtime import extra
 
 _MERGING = "MergeDuplicatedNodesOptimizer"
@@ -76,11 +76,8 @@ def selected() -> Iterator[None]:
       if needed is None or graph.contained_graphs or _has(graph.get_nodes(), needed):
         run(graph, [rewriter], continue_on_error)
 
-  tfonnx.run_rewriters = run_selected
-  try:
+  with patches.replaced([(tfonnx, "run_rewriters", run_selected)]):
     yield
-  finally:
-    tfonnx.run_rewriters = run
 
 
 def optimized(translate: Callable[[], Any], graph: Any) -> Any:
