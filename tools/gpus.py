@@ -12,7 +12,7 @@ from pathlib import Path
 AUTO, CPU, GPU = "auto", "cpu", "gpu"
 DEVICES = (AUTO, CPU, GPU)
 DEVICE_HELP = (
-  "auto uses the GPUs that are here, one for each process in turn; cpu hides them; gpu fails "
+  "auto uses the GPUs of this machine, one for each process in turn; cpu hides them; gpu fails "
   "without one."
 )
 _VISIBLE, _GROWTH = "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH"

@@ -121,7 +121,7 @@ def takes_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
     click.option(
       "--library",
       type=click.Choice(["nnx", "linen", "haiku", "equinox"]),
-      help="The library of a model; by default found from its type.",
+      help="The library of a model; by default detected from its type.",
     ),
     click.argument("function", metavar="MODULE:FUNCTION"),
   ):

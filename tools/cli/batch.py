@@ -55,7 +55,7 @@ from jax2tf.tools.cli._verb import ALLOW_OPS, needs_posix, takes_debug
   "--stall_seconds",
   type=click.IntRange(10),
   default=600,
-  help="Kill a process that runs no rows for so long, or does not load the model, and repeat its "
+  help="Kill a process that runs no rows for this long, or does not load the model, and repeat its "
   "file.",
 )
 @click.option("--allow-ops", multiple=True, metavar="OP,OP", help=ALLOW_OPS)
@@ -76,7 +76,7 @@ def batch(
   **asked: object,
 ) -> int:
   """Runs every row of FILES (Parquet, TFRecord, CSV, JSON lines or .npy) and writes a file of the
-  same name into DIR for each.
+  same name into DIR for every file.
 
   Columns that are not inputs are copied to the results. A second run continues where the first one
   ended.

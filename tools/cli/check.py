@@ -21,10 +21,10 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, 
 @click.option(
   "--device",
   type=click.Choice(["gpu", "tpu"]),
-  help="List which ops do not stay on a device, by TensorFlow's kernels; it need not be here.",
+  help="List which ops do not stay on a device, by TensorFlow's kernels; no device is needed.",
 )
-@click.option("--run", is_flag=True, help="With --device gpu: run it there too, and show times.")
-@click.option("--with_gradient", is_flag=True, help="With --device: of the gradient, too.")
+@click.option("--run", is_flag=True, help="With --device gpu: also run it there, and show times.")
+@click.option("--with_gradient", is_flag=True, help="With --device: include the gradient.")
 @takes_sizes
 def check(
   named: Named,

@@ -108,9 +108,9 @@ _OPTIONS_OF = {
 @click.option(
   "--idioms",
   metavar="NAMES",
-  help="exact for JAX's values; fused for composite ops too, or names of some, such as "
-  "softmax,gelu. By default exact for a SavedModel, "
-  "for the others the fused idioms for which their runtime has JAX's values.",
+  help="exact keeps JAX's values; fused also uses composite ops; names, such as softmax,gelu, "
+  "enable only these. By default exact for a SavedModel; for other formats, the fused idioms for "
+  "which the runtime has JAX's values.",
 )
 @click.option("--opset", type=click.IntRange(1), help="For onnx: the opset version.")
 @click.option(
@@ -121,7 +121,7 @@ _OPTIONS_OF = {
 @click.option(
   "--functions",
   type=click.Choice(["modules"]),
-  help="For onnx: modules for an ONNX function for each module of the model.",
+  help="For onnx: modules writes an ONNX function for each module of the model.",
 )
 @click.option(
   "--inputs_as_nchw",
@@ -136,14 +136,14 @@ _OPTIONS_OF = {
 @click.option(
   "--keep_io_types/--no_keep_io_types",
   default=None,
-  help="For onnx: inputs and outputs stay float32 beside --precision float16, which they do by "
-  "default, or become float16.",
+  help="For onnx: with --precision float16, inputs and outputs stay float32 (the default), or "
+  "become float16.",
 )
 @click.option(
   "--attention_nodes",
   is_flag=True,
   default=None,
-  help="For onnx: an Attention for each attention, from opset 23 on.",
+  help="For onnx: write an Attention node for each attention, from opset 23 on.",
 )
 @click.option("--with_gradient", is_flag=True, default=None, help="Store first derivatives.")
 @click.option(

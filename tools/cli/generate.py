@@ -16,7 +16,7 @@ _takes_target = click.option(
   "target",
   required=True,
   metavar="ENGINE",
-  help="The engine, such as litert-lm; docs/guide/language-models.md lists them.",
+  help="The engine, such as litert-lm; docs/guide/language-models.md lists all.",
 )
 _takes_options = click.option(
   "--option",
@@ -57,7 +57,7 @@ def generate() -> None:
 def export(
   decoder: str, path: str, target: str, options: Sequence[str], overwrite: bool, **comparison: Any
 ) -> Answer:
-  """Writes a decoder for an engine, if its tokens there are JAX's. DECODER is a
+  """Writes a decoder for an engine, if the engine generates the same tokens as JAX. DECODER is a
   jax2tf.converters.generation.Decoder, or a function that returns one.
 
   \b
@@ -80,7 +80,7 @@ def export(
 def compare(
   path: str, decoder: str, target: str, options: Sequence[str], **comparison: Any
 ) -> Answer:
-  """Runs a file or folder in its engine, and compares its tokens with those of a decoder in JAX.
+  """Runs a file or folder in its engine, and compares its tokens with a decoder in JAX.
 
   \b
   Example:

@@ -11,7 +11,7 @@ from jax2tf.tools.cli._verb import Answer, takes_sizes, verb
 
 @verb
 @click.argument("path", metavar="PATH")
-@click.option("--time", is_flag=True, help="Measure the time of each type of op, of an ONNX file.")
+@click.option("--time", is_flag=True, help="For an ONNX file: measure the time of each type of op.")
 @click.option(
   "--device",
   type=click.Choice(["gpu", "tpu"]),
@@ -21,8 +21,8 @@ from jax2tf.tools.cli._verb import Answer, takes_sizes, verb
 def inspect(path: str, time: bool, device: str | None, sizes: Sequence[str]) -> Answer:
   """Shows the contents of a SavedModel, an ONNX or LiteRT file, or a folder of TF.js.
 
-  Of an exported file it lists ops with their dtypes, the bytes of their weights, and, for LiteRT,
-  how many XNNPACK and the GPU delegate take.
+  For an exported file, it lists ops with their dtypes, the bytes of their weights, and, for LiteRT,
+  how many ops XNNPACK and the GPU delegate take.
 
   \b
   Example:

@@ -17,7 +17,7 @@ from jax2tf.tools.cli._verb import Answer, takes_sizes, verb
 def opening(source: str, path: str, overwrite: bool, sizes: Sequence[str]) -> Answer:
   """Writes a SavedModel of XlaCallModule ops (StableHLO) as one of ordinary TensorFlow ops.
 
-  MODEL was saved by jax.experimental.jax2tf, by Keras with the backend JAX, or natively by jax2tf.
+  MODEL was saved by jax.experimental.jax2tf, by Keras on the JAX backend, or natively by jax2tf.
   Signatures, variables, assets and saved gradients stay. The result is compared with MODEL, and
   written only if it agrees.
 

@@ -29,19 +29,19 @@ _SHOWN = 6  # values in a row of the table
 @click.argument("inputs", metavar="INPUTS")
 @click.option("--rest", default="127.0.0.1:8501", help="HOST:PORT of the REST API.")
 @click.option(
-  "--grpc", "grpc_address", help="HOST:PORT of PredictionService, to use gRPC in place of REST."
+  "--grpc", "grpc_address", help="HOST:PORT of PredictionService, to use gRPC instead of REST."
 )
 @click.option(
   "--version",
   type=click.IntRange(0),
-  help="The version of the model; the newest if neither this nor --label is given.",
+  help="The version of the model; by default the newest, or the version of --label.",
 )
 @click.option("--label", help="The label of a version.")
 @click.option("--signature", default="serving_default", help="The signature of the model to call.")
 @click.option(
   "--tls_ca",
   type=_FILE,
-  help="The authority behind the server's certificate, in PEM; encrypts the request.",
+  help="The authority of the server's certificate, in PEM; encrypts the request.",
 )
 @click.option(
   "--tls_cert", type=_FILE, help="The client's certificate, in PEM, for a server that requires one."

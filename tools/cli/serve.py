@@ -19,7 +19,7 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 @click.argument("directory", metavar="[DIR]", required=False)
 @click.option(
   "--model_config_file",
-  help="A ModelServerConfig of TF Serving, which names the models in place of DIR.",
+  help="A ModelServerConfig of TF Serving, which names the models instead of DIR.",
 )
 @click.option(
   "--model_name",
@@ -96,7 +96,7 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 def serve(debug: bool, **arguments: Any) -> int:
   """Serves models by gRPC and REST with Ray Serve.
 
-  DIR holds the versions of a model (DIR/1/saved_model.pb), or a folder for each of several models.
+  DIR holds the versions of a model (DIR/1/saved_model.pb), or a folder for each model.
   Models and versions may be added and removed while the server runs.
 
   \b
