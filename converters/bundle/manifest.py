@@ -161,7 +161,7 @@ def read(directory: paths.Given) -> Manifest:
     the manifest that `Model.save` wrote.
 
   Raises:
-    FileNotFoundError: `jax2tf.converters.saved_model` did not save this directory.
+    FileNotFoundError: neither `jax2tf.converters.saved_model` nor `opened` saved this directory.
     ValueError: the manifest has a newer format, or is damaged.
 
   Examples:
@@ -178,7 +178,8 @@ def read(directory: paths.Given) -> Manifest:
   path = paths.of(directory, "directory") / files.MANIFEST
   if not path.exists():
     raise FileNotFoundError(
-      f"{directory} has no {files.MANIFEST}: jax2tf.converters.saved_model did not save it"
+      f"{directory} has no {files.MANIFEST}: jax2tf.converters.saved_model did not save it; for a "
+      "closed model, jax2tf open writes one"
     )
   with paths.fetched(path) as file:
     text = file.read_bytes()

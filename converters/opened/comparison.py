@@ -33,7 +33,7 @@ _MOST_SIZES = 2  # combinations of sizes of a signature
 
 def compared(
   closed: Path, opened: Path, label: str, options: plan.Comparison
-) -> tuple[Report, tuple[str, ...]]:
+) -> tuple[Report, tuple[str, ...], manifest.Manifest]:
   """Runs all signatures of both, with ordinary, hostile and subnormal inputs.
 
   The closed model is run by TensorFlow. A signature that TensorFlow cannot run, because its modules
@@ -45,7 +45,8 @@ def compared(
     options: how to compare. By default, two sizes of each dimension variable.
 
   Returns:
-    the report, and what could not be compared, in sentences.
+    the report; what could not be compared, in sentences; and the manifest of the opened model, or
+    what one would say of it.
   """
   with contextlib.ExitStack() as stack, stages.stage("compare"):
     theirs = _Reference(closed, stack)
@@ -71,7 +72,8 @@ def compared(
       hostile=False,
       tolerances=(options.rtol, options.atol),
     )
-  return report, tuple(theirs.notes)
+  has_gradient = any(map(theirs.gradients, record.signatures))
+  return report, tuple(theirs.notes), replace(record, with_gradient=has_gradient)
 
 
 def _few(runs: Sequence[plan.Run], all_sizes: bool) -> list[plan.Run]:
@@ -96,7 +98,17 @@ def _records(directory: Path, model: _Model) -> manifest.Manifest:
   try:
     return manifest.read(directory)
   except FileNotFoundError:
-    return described.manifest_of(model.loaded)
+    found = described.manifest_of(model.loaded)
+    writing = _writing(model.loaded.signatures)
+    signatures = {
+      name: replace(each, stateful=name in writing) for name, each in found.signatures.items()
+    }
+    return replace(found, signatures=signatures)
+
+
+def _writing(signatures: Mapping[str, Any]) -> list[str]:
+  """The signatures with ops that write variables."""
+  return [name for name, s in signatures.items() if graphs.writers(s.graph.as_graph_def())]
 
 
 def _subject(
@@ -133,7 +145,7 @@ class _Model:
     self.loaded = tf.saved_model.load(str(directory))
     signatures = self.loaded.signatures
     if writing is None:
-      writing = [n for n, s in signatures.items() if graphs.writers(s.graph.as_graph_def())]
+      writing = _writing(signatures)
     self._saved = {name: [(v, v.numpy()) for v in _variables(signatures[name])] for name in writing}
 
   def answer(

@@ -13,7 +13,7 @@ from jax2tf.messages import Argument, ArgumentError, Message
 
 from .. import stages
 from ..bundle import paths, publish
-from ..bundle.files import SAVED_MODEL
+from ..bundle.files import MANIFEST, SAVED_MODEL
 from ..saved_model.draws import HOSTILE
 from ..verify import plan
 from ..verify.report import Report
@@ -57,7 +57,8 @@ def save(
   JAX, and of `jax2tf.convert(native_serialization=True)`: their XlaCallModule ops hold compiled
   programs (StableHLO), which tf2onnx, OpenVINO, TF.js and most other tools refuse. Each such op
   becomes a call of a function of ordinary ops, wherever it stands. All else stays: signatures,
-  variables, which are copied and not loaded, assets, names of functions, and saved gradients.
+  variables, which are copied and not loaded, assets, names of functions, and saved gradients. A
+  manifest says what the signatures take, for `jax2tf batch` and `verify`.
 
   The result is compared with the closed model, and written only if it agrees: all signatures, at
   several sizes, with ordinary inputs; and gradients where they are saved. Differences for NaN,
@@ -167,8 +168,10 @@ def _written(
   """(number of opened ops, report, notes) of the opened model, which is written to `place`."""
   with stages.stage("open the modules"):
     count = files.copied(directory, place, rewriting.opened)
-  report, notes = comparison.compared(directory, place, label, options)
+  report, notes, record = comparison.compared(directory, place, label, options)
   _check_equal(report)
+  if not (place / MANIFEST).exists():
+    record.write(place)
   return count, report, notes
 
 

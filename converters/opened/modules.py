@@ -28,16 +28,7 @@ def of_node(node: Any) -> Program:
     LoweringError: the module has operations that JAX lacks; it lists all of them.
     NotImplementedError: the module calls functions of TensorFlow.
   """
-  if node.attr["function_list"].list.func:
-    raise NotImplementedError(
-      Message(
-        problem=f"the module of {node.name!r} calls functions of TensorFlow (call_tf), which are "
-        "no part of it",
-        advice="write the model without call_tf around them",
-      )
-    )
-  platforms = tuple(platform.decode().lower() for platform in node.attr["platforms"].list.s)
-  artifact = Artifact(_name(node), Source(node.attr["module"].s), platforms=platforms)
+  artifact = artifact_of(node)
   try:
     function = Function(artifact)
   except parsing.UnreadableError as error:
@@ -48,6 +39,24 @@ def of_node(node: Any) -> Program:
     tuple(_spec(aval) for aval in function.in_avals),
     tuple((index, None) for index in range(len(function.in_avals))),
   )
+
+
+def artifact_of(node: Any) -> Artifact:
+  """The module of an XlaCallModule.
+
+  Raises:
+    NotImplementedError: it calls functions of TensorFlow.
+  """
+  if node.attr["function_list"].list.func:
+    raise NotImplementedError(
+      Message(
+        problem=f"the module of {node.name!r} calls functions of TensorFlow (call_tf), which are "
+        "no part of it",
+        advice="write the model without call_tf around them",
+      )
+    )
+  platforms = tuple(platform.decode().lower() for platform in node.attr["platforms"].list.s)
+  return Artifact(_name(node), Source(node.attr["module"].s), platforms=platforms)
 
 
 def _spec(aval: Any) -> tf.TensorSpec:

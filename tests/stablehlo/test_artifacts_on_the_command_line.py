@@ -2,9 +2,13 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
+from jax import export
 
+from jax2tf.converters.saved_model import manifest
 from jax2tf.tools.cli.main import command
 from tests.stablehlo import stored
 
@@ -36,3 +40,15 @@ def test_a_file_has_its_own_inputs(tmp_path):
 def test_typed_keys_are_refused(tmp_path):
   done = _converted(tmp_path, "0.10.2", "typed_key", "--out", str(tmp_path / "m"))
   assert "typed PRNG key" in done.output
+
+
+def test_the_constraints_of_a_file_stay(tmp_path):
+  """Those that are given come on top."""
+  shape = export.symbolic_shape("b, 2*c", constraints=["b <= 8"])
+  exported = export.export(jax.jit(jnp.sin))(jax.ShapeDtypeStruct(shape, jnp.float32))
+  file = tmp_path / "exported.bin"
+  file.write_bytes(exported.serialize())
+  options = ["--out", str(tmp_path / "m"), "--version", "1", "--constraint", "c <= 3"]
+  done = CliRunner().invoke(command, ["convert", str(file), *options])
+  assert done.exit_code == 0, done.output
+  assert manifest.read(tmp_path / "m" / "1").constraints == ["b <= 8", "c <= 3"]

@@ -8,8 +8,9 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from jax2tf.converters import opened, tflite
-from jax2tf.converters.opened import files, functions, rewriting
-from jax2tf.converters.saved_model import described
+from jax2tf.converters.opened import contents, files, functions, rewriting
+from jax2tf.converters.saved_model import described, manifest
+from jax2tf.tools.batch import engines, worker
 from tests.stablehlo import stored
 from tests.support.archives import npz
 
@@ -58,6 +59,8 @@ def test_all_else_stays(closed, tmp_path):
   for file in source.glob("variables/*"):
     assert file.read_bytes() == (result.path / "variables" / file.name).read_bytes()
   assert any(row.output == "variable 0" for row in result.report.rows)  # that it counts calls
+  signatures = manifest.read(result.path).signatures
+  assert signatures["counted"].stateful and not signatures["serving_default"].stateful
   assert any("no gradients" in note for note in result.notes)  # of a tf.cond, in TensorFlow 2.21
 
 
@@ -90,6 +93,41 @@ def test_writes_that_change_nothing_are_dropped(closed, tmp_path):
 def writers_of_signature(graph):
   functions = [f for f in graph.library.function if "stateful_fn" in f.signature.name]
   return [n.name for f in functions for n in f.node_def if n.op == "AssignVariableOp"]
+
+
+@pytest.mark.one_python
+def test_files_of_rows_run_through_an_opened_model(closed, tmp_path):
+  """Its manifest says what a row is."""
+  source = closed["upstream-0.10.2-mlp"]
+  result = opened.save(source, tmp_path / "open", samples=1, sizes={"b": 2})
+  rows, values = tmp_path / "x.npy", npz(f"{source}.npz")
+  np.save(rows, values["x"])
+  runner = engines.Rows(str(result.path)).runner
+  worker.run(runner, rows, tmp_path / "y.npy")
+  np.testing.assert_allclose(np.load(tmp_path / "y.npy"), values["y0"], 1e-5, 1e-6)
+  with pytest.raises(FileNotFoundError, match="jax2tf open writes one"):
+    manifest.read(source)
+
+
+@pytest.mark.one_python
+def test_what_is_inside(closed):
+  """Also where a part is damaged."""
+  graph = _graph(closed["upstream-0.4.38-rnn"]).graph_def
+  _cut([f for f in graph.library.function if "internal_grad_fn" in f.signature.name])
+  outer, gradient = contents.of_graph(graph)
+  assert outer["platforms"] == ["CPU"] and outer["stablehlo"] == "1.8.2"
+  assert outer["ops"]["stablehlo.while"] == 1
+  assert outer["calls"] == ["mhlo.topk", "shape_assertion"]
+  assert outer["refused"] == ""
+  assert "no StableHLO module" in gradient["refused"]
+
+
+def _cut(functions):
+  """Cuts the modules of functions of a graph."""
+  for function in functions:
+    for node in function.node_def:
+      if node.op == "XlaCallModule":
+        node.attr["module"].s = node.attr["module"].s[:200]
 
 
 def test_exporters_take_a_closed_model(closed, tmp_path):
@@ -146,10 +184,7 @@ def test_a_cut_module_is_refused(closed, tmp_path):
   source = tmp_path / "cut"
   shutil.copytree(closed["upstream-0.10.2-mlp"], source)
   saved = saved_model_pb2.SavedModel.FromString((source / "saved_model.pb").read_bytes())
-  for function in saved.meta_graphs[0].graph_def.library.function:
-    for node in function.node_def:
-      if node.op == "XlaCallModule":
-        node.attr["module"].s = node.attr["module"].s[:200]
+  _cut(saved.meta_graphs[0].graph_def.library.function)
   (source / "saved_model.pb").write_bytes(saved.SerializeToString())
   with pytest.raises(ValueError, match="cannot be read"):
     opened.save(source, tmp_path / "open")

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from jax2tf.converters import stages
 from jax2tf.converters.bundle import files, graphs, manifest, paths, publish, tables
+from jax2tf.converters.opened import closed, contents
 from jax2tf.converters.saved_model import values
 from jax2tf.tools import outside
 from jax2tf.tools.cli import _graphs, _weights
@@ -52,6 +53,7 @@ def _contents(path: Path) -> dict[str, Any]:
     "ops": dict(
       sorted(collections.Counter(n.op for n in nodes).items(), key=lambda item: (-item[1], item[0]))
     ),
+    "modules": contents.of_graph(graph.graph_def),
     "outside": {
       op: {"effect": each.effect, "in": list(each.places)}
       for op, each in outside.in_graph(graph).items()
@@ -156,6 +158,10 @@ def text(content: Mapping[str, Any]) -> str:
       (op, each["effect"], ", ".join(each["in"])) for op, each in content["outside"].items()
     ]
     parts.append(table(("op that serve and batch refuse", "because it", "in"), reached))
+  if content["modules"]:
+    parts.append(_modules(content["modules"]))
+  if any(map(closed.is_closed, content["ops"])):
+    parts.append("closed: jax2tf open writes it as an ordinary SavedModel")
   if content["devices"]:
     parts.append("devices: " + ", ".join(content["devices"]))
   if record := content["manifest"]:
@@ -172,6 +178,19 @@ def text(content: Mapping[str, Any]) -> str:
   else:
     parts.append("no manifest: not saved by jax2tf")
   return _visible("\n\n".join(parts))
+
+
+def _modules(modules: Iterable[Mapping[str, Any]]) -> str:
+  rows = [
+    (
+      f"{each['in']} ({', '.join(each['platforms'])}; StableHLO {each['stablehlo'] or 'as text'})",
+      ", ".join(f"{name.removeprefix('stablehlo.')} {n}" for name, n in each["ops"].items()),
+      ", ".join(each["calls"]),
+      each["refused"],
+    )
+    for each in modules
+  ]
+  return table(("module in", "its ops", "its calls", "it is refused because"), rows)
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

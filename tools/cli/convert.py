@@ -210,7 +210,7 @@ def convert(
     publish.check_version(target, settings.get("version"), overwrite)
   else:
     publish.check_writable(target.parent)
-  specs, load = _function(named, inputs)
+  specs, constraints, load = _function(named, inputs)
   data = (
     _samples.samples(settings["representative_dataset"], specs)
     if "representative_dataset" in settings
@@ -224,7 +224,7 @@ def convert(
     "gradient_orders": settings.get("gradient_orders", 1),
   }
   options: dict[str, Any] = {
-    "polymorphic_constraints": named.polymorphic_constraints,
+    "polymorphic_constraints": constraints,
     "idioms": idioms or getattr(exporter, "IDIOMS", "exact"),  # a SavedModel's are exact
     **gradient,
   }
@@ -263,8 +263,9 @@ def convert(
 
 def _function(
   named: Named, inputs: Sequence[str]
-) -> tuple[Mapping[str, str], Callable[[], Adapted]]:
-  """(inputs in jaxpr notation, what loads the function), of a name or of a file."""
+) -> tuple[Mapping[str, str], Sequence[str], Callable[[], Adapted]]:
+  """(inputs in jaxpr notation, conditions on their sizes, what loads the function), of a name or of
+  a file, which has conditions of its own."""
   from jax2tf.tools.cli import _artifacts, _loading  # noqa: PLC0415
 
   if _artifacts.is_named(named.function):
@@ -272,11 +273,12 @@ def _function(
     artifact = _artifacts.load(named.function)
     # While it is converted and compared, JAX keeps its dtypes.
     click.get_current_context().with_resource(artifact.function.precision())
-    return artifact.inputs, lambda: artifact.adapted
+    constraints = dict.fromkeys([*artifact.function.constraints, *named.polymorphic_constraints])
+    return artifact.inputs, list(constraints), lambda: artifact.adapted
   if not inputs:
     raise click.UsageError("Missing option '--input'.")
   specs = _loading.inputs(inputs, named.polymorphic_constraints)
-  return specs, lambda: _loading.model(named, lambda: specs)
+  return specs, named.polymorphic_constraints, lambda: _loading.model(named, lambda: specs)
 
 
 def _check_quantization(to: str, options: Mapping[str, Any]) -> None:
