@@ -20,6 +20,8 @@ PAGES = {
   "CHANGELOG.md": "changelog.md",
   "SECURITY.md": "security.md",
 }
+# Pages that many words are in and few questions: others come first in the search.
+RECORDS = ("reports/", "changelog.md")
 # Files beside this one, and where the site has them; the plugin awesome-nav reads the last.
 ASSETS = {"site.css": "assets/site.css", "worker.js": "assets/worker.js", "nav.yml": ".nav.yml"}
 # Material's script for search without a server needs the network; worker.js does not.
@@ -69,6 +71,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
   """Redirects links to files outside docs/, and links in the root's pages, to pages of the site."""
   if page.file.src_uri.startswith("source/"):
     return markdown
+  if page.file.src_uri.startswith(RECORDS):
+    page.meta.setdefault("search", {})["boost"] = 0.3
   folder = Path(page.file.abs_src_path).parent
   here = PurePosixPath(page.file.src_uri).parent
 

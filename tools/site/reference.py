@@ -24,6 +24,9 @@ _ENTRY = re.compile(
   re.MULTILINE | re.DOTALL,
 )
 _WIDTH = 88
+_PARAMETER = textwrap.TextWrapper(
+  100, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+)
 # What Markdown or HTML would take for its own, outside of code.
 _MARKUP = re.compile(r"(?P<code>`[^`]+`)|[*<]")
 _STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
@@ -115,7 +118,7 @@ def _call(name: str, of: griffe.Class | griffe.Function, returns: str | griffe.E
   line = f"{name}{arguments}{result}"
   if len(line) <= _WIDTH:
     return line
-  lines = "".join(f"  {parameter},\n" for parameter in shown)
+  lines = "".join(f"{_PARAMETER.fill(f'{parameter},')}\n" for parameter in shown)
   return f"{name}(\n{lines}){result}"
 
 

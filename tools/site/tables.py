@@ -1,6 +1,6 @@
 """A hook of MkDocs: tables fit into the page. Long names in them may be broken behind punctuation.
-Tables that are too wide for a phone are marked; there site.css shows their rows as lists of "header:
-value"."""
+Tables that are too wide for a phone are marked, and site.css shows their rows there as lists of
+"header: value"."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 _ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r"<(?P<kind>t[hd])(?P<attributes>[^>]*)>(?P<content>.*?)</(?P=kind)>", re.DOTALL)
 _NAME = re.compile(rf"(?<=[>\s])[^<>\s]{{{LONG},}}(?=[<\s])")
-_JOINT = re.compile(r"(?<=[\w)\]][/_.:,=])(?=[\w\"'{[(])")
+_JOINT = re.compile(r"(?<=[\w)\]:][/_.:,=])(?=[\w\"'{[(])(?!py\b)")
 _TAG = re.compile(r"<[^>]+>")
 
 
