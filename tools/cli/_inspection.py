@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from jax2tf.converters import stages
 from jax2tf.converters.bundle import files, graphs, manifest, paths, publish, tables
-from jax2tf.converters.opened import closed, contents
 from jax2tf.converters.saved_model import values
 from jax2tf.tools import outside
 from jax2tf.tools.cli import _graphs, _weights
@@ -53,7 +52,7 @@ def _contents(path: Path) -> dict[str, Any]:
     "ops": dict(
       sorted(collections.Counter(n.op for n in nodes).items(), key=lambda item: (-item[1], item[0]))
     ),
-    "modules": contents.of_graph(graph.graph_def),
+    "modules": _modules_of(graph.graph_def, nodes),
     "outside": {
       op: {"effect": each.effect, "in": list(each.places)}
       for op, each in outside.in_graph(graph).items()
@@ -88,6 +87,15 @@ def _contents(path: Path) -> dict[str, Any]:
   except FileNotFoundError:
     content["manifest"] = None
   return content
+
+
+def _modules_of(graph: Any, nodes: Iterable[Any]) -> list[dict[str, Any]]:
+  """The modules in a graph. JAX is imported for graphs alone that have any."""
+  if not any(node.op == "XlaCallModule" for node in nodes):
+    return []
+  from jax2tf.converters.opened import contents  # noqa: PLC0415
+
+  return contents.of_graph(graph)
 
 
 def _variables(graph: Any) -> dict[str, dict[str, Any]]:
@@ -160,7 +168,7 @@ def text(content: Mapping[str, Any]) -> str:
     parts.append(table(("op that serve and batch refuse", "because it", "in"), reached))
   if content["modules"]:
     parts.append(_modules(content["modules"]))
-  if any(map(closed.is_closed, content["ops"])):
+  if any(op.startswith("Xla") for op in content["ops"]):
     parts.append("closed: jax2tf open writes it as an ordinary SavedModel")
   if content["devices"]:
     parts.append("devices: " + ", ".join(content["devices"]))
