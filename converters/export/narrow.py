@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..bundle import graphs
-from . import replay
+from . import freezing, replay
 from .registry import MOVES
 from .replay import Replacement
 
@@ -61,7 +61,7 @@ class Table(Mapping[str, Replacement]):
 
   def held(self, function: Any) -> Any:
     """The ConcreteFunction without these dtypes; itself if it has none. Its variables are kept."""
-    return replay.frozen(function, self, self.dtypes) if any(self._uses(function)) else function
+    return freezing.frozen(function, self, self.dtypes) if any(self._uses(function)) else function
 
   def computing(self, function: Any) -> set[str]:
     """The types of ops that compute in these dtypes, for which there are no kernels."""

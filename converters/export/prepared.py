@@ -12,7 +12,7 @@ from . import replay
 from .ends import entering, leaving, outer_spec
 from .replay import Replacement
 
-# (replacements, the dtypes that hold others), one after the other; see `replay.frozen`.
+# (replacements, the dtypes that hold others), one after the other; see `freezing.frozen`.
 Passes = Sequence[tuple[Mapping[str, Replacement], Mapping[tf.DType, tf.DType]]]
 
 

@@ -16,8 +16,7 @@ import tensorflow as tf
 from jax2tf import _tf_compat
 
 from ..bundle import graphs
-from ..saved_model.arguments import input_specs
-from .ends import UnpairedOpsError, entering, leaving, outer_spec
+from .ends import UnpairedOpsError
 from .expansion import EXPANSIONS, Call, is_expanded
 from .pair import (
   PAIRS,
@@ -49,55 +48,6 @@ REPLAYED = frozenset(
 )
 
 
-def frozen(
-  signature: Any,
-  replacements: Mapping[str, Replacement],
-  held: Mapping[tf.DType, tf.DType] | None = None,
-  state: Mapping[str, tf.Variable] | None = None,
-  weights: Mapping[str, tf.Variable] | None = None,
-) -> Any:
-  """The same function as a tf.types.experimental.ConcreteFunction without variables or calls, and
-  without complex numbers: an input or output c64[b] is f32[b,2].
-
-  Args:
-    signature: a ConcreteFunction of a signature: named tensors in, a dict of named tensors out.
-    replacements: {type of op: replacement}.
-    held: {dtype: the target's dtype that holds it}, for inputs and parameters. Replacements handle
-      all other tensors.
-    state: {name: variable}. Each becomes an input and an output of this name: its values before and
-      after the call.
-    weights: {name: variable}. Each becomes an input of this name in place of a constant.
-
-  Raises:
-    ValueError: it writes a variable outside of `state`, or in a loop or a branch.
-    UnpairedOpsError: ops of complex numbers have no form in pairs.
-  """
-  held, state, weights = held or {}, state or {}, weights or {}
-  specs = input_specs(signature)
-  outputs = sorted(signature.structured_outputs)  # TensorFlow sorts a dict by its keys
-
-  def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    before = {id(variable): tensors[name] for name, variable in state.items()}
-    arguments = [entering(tensors[name], spec) for name, spec in specs.items()]
-    values = {id(variable): tensors[name] for name, variable in weights.items()}
-    results, after = replayed(signature, arguments, replacements, held, before, values)
-    named = {
-      name: tf.identity(leaving(result), op_name(name))
-      for name, result in zip(outputs, results, strict=True)
-    }
-    return named | {name: tf.identity(after[id(variable)]) for name, variable in state.items()}
-
-  ordered = {
-    name: outer_spec(tf.TensorSpec(spec.shape, held.get(spec.dtype, spec.dtype), name))
-    for name, spec in specs.items()
-  }
-  ordered |= {
-    name: tf.TensorSpec(variable.shape, held.get(variable.dtype, variable.dtype), name)
-    for name, variable in (*state.items(), *weights.items())
-  }
-  return tf.function(function, autograph=False).get_concrete_function(**ordered)
-
-
 def own_inputs(concrete: Any) -> list[tf.Tensor]:
   """The placeholders of the arguments of a ConcreteFunction, without those of what it captures."""
   captures = [inside for _, inside in concrete.graph.captures]
@@ -113,7 +63,7 @@ def replayed(
   weights: Mapping[int, tf.Tensor] | None = None,
 ) -> tuple[list[Any], dict[int, tf.Tensor]]:
   """Copies the ops of a ConcreteFunction into the graph under construction, with `tensors` in place
-  of its inputs; see `frozen`.
+  of its inputs; see `freezing.frozen`.
 
   Args:
     state: {id of a variable that it may write: its value before}.
@@ -123,7 +73,7 @@ def replayed(
     its flat results, of which complex ones are Pairs, and the state after it.
 
   Raises:
-    ValueError, UnpairedOpsError: as `frozen`.
+    ValueError, UnpairedOpsError: as `freezing.frozen`.
   """
   definition = concrete.graph.as_graph_def()
   if written := [op for op in graphs.writers(definition) if not (state and op == _ASSIGN)]:

@@ -36,7 +36,7 @@ from ..saved_model.state import State
 from ..verify import answers as compare
 from ..verify import plan, references
 from ..verify.report import Report
-from . import advice, replay
+from . import advice, freezing, replay
 
 # Runs of a file -> the answer of its runtime to each.
 Runner = Callable[[Sequence[plan.Run]], Sequence[Answer]]
@@ -101,8 +101,8 @@ class Signature:
   def frozen(
     self, table: Mapping[str, replay.Replacement], held: Mapping[tf.DType, tf.DType] | None = None
   ) -> Any:
-    """The function with constant parameters and a target's replacements; see `replay.frozen`."""
-    return replay.frozen(self.function, table, held)
+    """The function with constant parameters and a target's replacements; see `freezing.frozen`."""
+    return freezing.frozen(self.function, table, held)
 
   @cached_property
   def uses(self) -> Sequence[survey.Use]:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..bundle import graphs
-from ..export import replay
+from ..export import freezing, replay
 from ..export.registry import MOVES
 from ..export.replay import Replacement
 
@@ -41,7 +41,7 @@ _EXACT = MOVES | {
 def held(function: Any) -> Any:
   """The ConcreteFunction without bfloat16, also in inputs and outputs; itself if it has none. Its
   variables are kept."""
-  return replay.frozen(function, TABLE, HELD) if is_in(function) else function
+  return freezing.frozen(function, TABLE, HELD) if is_in(function) else function
 
 
 def is_in(function: Any) -> bool:

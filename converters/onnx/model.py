@@ -20,12 +20,12 @@ from jax2tf.messages import ArgumentError, Message
 from .. import collector
 from ..bundle import graphs
 from ..bundle.notation import Spec
-from ..export import replay
+from ..export import freezing
 from ..export.ends import complex_names
 from ..export.source import ExportError, Signature
-from ..saved_model.arguments import input_specs
 from . import (
   bfloat16,
+  constants,
   dequantization,
   fused,
   handlers,
@@ -124,7 +124,7 @@ def translated(
       table = table | attentions.table()
     function = bfloat16.held(narrow.TABLE.held(signature.function))
     table |= ranges.quantizing(signature, weights, of_activations=quantizes)
-    concrete = replay.frozen(function, table, bfloat16.HELD)
+    frozen = freezing.frozen_graph(function, table, bfloat16.HELD)
     newer = handlers.of_newer_opsets()
   if attention_nodes and not attentions.count:
     raise ArgumentError(
@@ -133,22 +133,20 @@ def translated(
       problem="the function has no attention that ONNX's Attention computes as JAX does",
       advice="leave it out; docs/guide/onnx-functions.md says which it is",
     )
-  definition = concrete.graph.as_graph_def()
+  definition = frozen.graph.as_graph_def()
   graphs.number_functions(definition)
   definition = _own_names(definition)
   ops = {node.name: node.op for node in graphs.nodes(definition)}
   _refuse_dtypes(signature, definition)
-  names = sorted(concrete.structured_outputs)  # TensorFlow sorts a dict by its keys
-  arguments = dict(zip(input_specs(concrete), concrete.inputs, strict=True))
-  inputs = {tensor.name: name for name, tensor in arguments.items()} | weights.names
-  outputs = dict(zip([tensor.name for tensor in concrete.outputs], names, strict=True))
+  inputs = {tensor.name: name for name, tensor in frozen.inputs.items()} | weights.names
+  outputs = {tensor.name: name for name, tensor in frozen.outputs.items()}
   proto, last_rows = _by_tf2onnx(
     signature, definition, ops, inputs, outputs, set(weights.values), newer
   )
   parameters.widen(proto.graph, weights.wide)
   newest = opset or opsets.newest_without_change(proto.graph)
   oldest = dequantization.join(proto.graph, weights, last_rows, newest)
-  _set_signature(proto, signature, concrete, weights, last_rows)
+  _set_signature(proto, signature, frozen, weights, last_rows)
   dtypes = [narrow.SINCE.get(spec.dtype, 0) for spec in weights.specs.values()]
   oldest = max([oldest, narrow.finish(proto.graph), *dtypes])
   proto = _at_opset(proto, _chosen(opset, oldest))
@@ -235,7 +233,7 @@ def _by_tf2onnx(
     log = stack.enter_context(_log_of("tf2onnx"))
     stack.enter_context(graph.as_default())
     stack.enter_context(warnings.catch_warnings())
-    for changed in (order.kept(), passes.selected(), walks.short()):
+    for changed in (order.kept(), passes.selected(), walks.short(), constants.at_once()):
       stack.enter_context(changed)
     warnings.simplefilter("ignore")  # deprecation warnings of newer NumPys in tf2onnx
     last_rows: dict[str, np.ndarray] = {}
@@ -339,29 +337,28 @@ def _log_of(name: str) -> Iterator[list[logging.LogRecord]]:
 def _set_signature(
   proto: Any,
   signature: Signature,
-  concrete: Any,
+  frozen: freezing.FrozenGraph,
   weights: parameters.Parameters,
   last_rows: Mapping[str, Any],
 ) -> None:
   """Sets the order of inputs and outputs, their dtypes, their sizes, and the names of symbolic
   dimensions."""
   record = signature.record
-  arguments = input_specs(concrete)
   specs_out = {name: Spec.parse(text) for name, text in record.outputs.items()}
   if narrow := [name for name, spec in specs_out.items() if spec.dtype == tf.bfloat16]:
     proto.metadata_props.add(key=bfloat16.OUTPUTS, value=" ".join(narrow))
   if pairs := complex_names(record):
     proto.metadata_props.add(key=COMPLEX, value=" ".join(pairs))
   inputs = [
-    _value_info(name, arguments[name], Spec.parse(text)) for name, text in record.inputs.items()
+    _value_info(name, frozen.inputs[name], Spec.parse(text)) for name, text in record.inputs.items()
   ]
   inputs += [_value_info(name, spec) for name, spec in weights.specs.items()]
   for value in inputs:
     if value.name in last_rows:
       value.type.tensor_type.shape.dim[0].dim_value += 1
-  results = concrete.structured_outputs
   outputs = [
-    _value_info(name, results[name], Spec.parse(text)) for name, text in record.outputs.items()
+    _value_info(name, frozen.outputs[name], Spec.parse(text))
+    for name, text in record.outputs.items()
   ]
   del proto.graph.input[:], proto.graph.output[:]
   proto.graph.input.extend(inputs)

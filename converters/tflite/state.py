@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..bundle import manifest
 from ..bundle.calls import Answer
-from ..export import replay, weights
+from ..export import freezing, replay, weights
 from ..export.narrow import OF_4_BITS
 from ..export.source import ExportError, Source
 from ..saved_model.arguments import input_specs
@@ -90,7 +90,7 @@ def converted(
 
   signatures = {}
   for name, signature in source.signatures.items():
-    frozen = replay.frozen(
+    frozen = freezing.frozen(
       signature.function,
       table,
       OF_4_BITS,

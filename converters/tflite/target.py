@@ -14,7 +14,7 @@ import tensorflow as tf
 from jax2tf.messages import Argument, Text
 
 from ..bundle import publish
-from ..export import quantization, replay, weights
+from ..export import freezing, quantization, replay, weights
 from ..export.narrow import OF_4_BITS
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Source
@@ -152,7 +152,7 @@ def _frozen(
   source: Source, table: Mapping[str, replay.Replacement], large: Mapping[str, tf.Variable]
 ) -> dict[str, Any]:
   return {
-    name: replay.frozen(one.function, table, OF_4_BITS, weights=weights.used(large, one.function))
+    name: freezing.frozen(one.function, table, OF_4_BITS, weights=weights.used(large, one.function))
     for name, one in source.signatures.items()
   }
 

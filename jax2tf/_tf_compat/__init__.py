@@ -54,6 +54,8 @@ def unwrapped(tree: Any) -> Any:
 is_saving = _save_context.in_save_context
 # The functions of PyFunc ops: {token: a function of NumPy arrays}, held weakly.
 python_functions = _script_ops._py_funcs._funcs
+# A graph in which no function is called: replacements run there what is eager in tf.init_scope.
+FuncGraph = tf.__internal__.FuncGraph
 # FunctionDef of a graph's library -> tf.Graph with `inputs` and `outputs`.
 function_graph = _function_graphs.function_def_to_graph
 # Executes eagerly, even while a graph is built. Unlike tf.init_scope, tapes keep recording.
@@ -389,7 +391,7 @@ def current_graph() -> tf.Graph | None:
 def captured(x: tf.Tensor) -> tf.Tensor:
   """The tensor, as the graph under construction captures it if it is of another one."""
   graph = current_graph()
-  return graph.capture(x) if isinstance(graph, tf.__internal__.FuncGraph) else x
+  return graph.capture(x) if isinstance(graph, FuncGraph) else x
 
 
 def keeping_control_dependencies(x: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,7 @@ from jax.scipy.linalg import solve_triangular
 
 from jax2tf import _tf_compat, survey
 from jax2tf.converters import onnx, saved_model, tfjs, tflite
-from jax2tf.converters.export import pipeline, registry, replay
+from jax2tf.converters.export import freezing, pipeline, registry, replay
 from jax2tf.converters.export.source import ExportError, Runner, Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE
 from jax2tf.converters.tfjs import files
@@ -72,7 +72,7 @@ def source(tmp_path: Path, kind: str) -> Source:
 
 
 def in_tensorflow(signature: Signature, replacements: Any = None) -> Runner:
-  function = replay.frozen(signature.function, replacements or {})
+  function = freezing.frozen(signature.function, replacements or {})
 
   def answer(runs: Any) -> Any:
     def one(run: Any) -> Any:
@@ -129,7 +129,7 @@ def test_case_becomes_nested_ifs_of_the_same_branches(index: int) -> None:
   concrete = function.get_concrete_function()
   assert "StatelessCase" in {op.type for op in concrete.graph.get_operations()}
   assert (
-    replay.frozen(concrete, {})(i=tf.constant(index))["y"].numpy()
+    freezing.frozen(concrete, {})(i=tf.constant(index))["y"].numpy()
     == concrete(i=tf.constant(index))["y"].numpy()
   )
 
@@ -139,7 +139,7 @@ def test_a_target_takes_what_xla_compiles() -> None:
   model = saved_model.Model({})
   model.add(lambda params, x: jax.lax.linalg.lu(x)[0], inputs={"x": "f32[3,3]"})
   [signature] = Source.of(model).signatures.values()
-  found = replay.frozen(signature.function, {})
+  found = freezing.frozen(signature.function, {})
   assert not {"Lu", "DeviceIndex", "Case", "StatelessCase"} & set(replay.op_types(found))
   x = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 10]], np.float32)
   np.testing.assert_allclose(
@@ -216,7 +216,7 @@ def test_a_replacement_is_used_inside_of_loops_and_branches(tmp_path: Path) -> N
   found = source(tmp_path, "builder")
   signature = found.signatures["serving_default"]
   replacements = {"Erfc": lambda op, x: [1 - tf.math.erf(x)]}
-  assert "Erfc" not in set(replay.op_types(replay.frozen(signature.function, replacements)))
+  assert "Erfc" not in set(replay.op_types(freezing.frozen(signature.function, replacements)))
   found.compared(
     in_tensorflow(signature, replacements),
     "onnx",
@@ -303,7 +303,7 @@ def test_conditions_on_sizes_are_left_out() -> None:
   model = saved_model.Model({}).add(lambda p, x: jnp.sin(x), inputs={"x": "f32[b,b]"})
   signature = Source.of(model).signatures["serving_default"]
   assert {"Assert", "Range"} <= set(replay.op_types(signature.function))
-  assert set(replay.op_types(replay.frozen(signature.function, {}))) == {
+  assert set(replay.op_types(freezing.frozen(signature.function, {}))) == {
     "Placeholder",
     "Sin",
     "Identity",
@@ -359,7 +359,7 @@ def test_a_replay_keeps_the_marks_of_ops_that_an_optimizer_must_not_change() -> 
   found = Source.of(
     saved_model.Model({}).add(lambda _, x: (x + 12582912.0) - 12582912.0, inputs={"x": "f32[4]"})
   )
-  function = replay.frozen(found.signatures["serving_default"].function, {})
+  function = freezing.frozen(found.signatures["serving_default"].function, {})
   np.testing.assert_array_equal(
     function(x=tf.constant(x))["output"], (x + np.float32(12582912)) - np.float32(12582912)
   )

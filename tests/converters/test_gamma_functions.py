@@ -11,7 +11,7 @@ import pytest
 import scipy.special
 import tensorflow as tf
 
-from jax2tf.converters.export import replay
+from jax2tf.converters.export import freezing
 from jax2tf.converters.export.expansion import EXPANSIONS
 
 RNG = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def expanded(op: str, **operands: np.ndarray) -> np.ndarray:
 
   specs = {name: tf.TensorSpec(x.shape, x.dtype, name) for name, x in operands.items()}
   concrete = tf.function(call, autograph=False).get_concrete_function(**specs)
-  frozen = replay.frozen(concrete, {})
+  frozen = freezing.frozen(concrete, {})
   assert op not in [node.type for node in frozen.graph.get_operations()]
   result: np.ndarray = frozen(**{name: tf.constant(x) for name, x in operands.items()})["y"].numpy()
   return result

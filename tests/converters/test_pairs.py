@@ -16,7 +16,7 @@ from jax import lax
 
 import jax2tf
 from jax2tf.converters import saved_model
-from jax2tf.converters.export import replay
+from jax2tf.converters.export import freezing
 from jax2tf.converters.export.ends import UnpairedOpsError, in_parts, of_parts
 from jax2tf.converters.export.pair import of_pairs
 from jax2tf.converters.verify import answers
@@ -35,7 +35,7 @@ def frozen(function: Any, *specs: tf.TensorSpec) -> Any:
   concrete = tf.function(
     lambda **tensors: {"y": function(*tensors.values())}, autograph=False
   ).get_concrete_function(**named)
-  return replay.frozen(concrete, {})
+  return freezing.frozen(concrete, {})
 
 
 def answered(function: Any, *arrays: np.ndarray, specs: Any = None) -> np.ndarray:
@@ -319,7 +319,7 @@ def test_complex_parameters_become_pairs(tmp_path: Path) -> None:
   )
   directory = model.save(tmp_path)
   loaded = tf.saved_model.load(directory)
-  graph = replay.frozen(loaded.signatures["serving_default"], {})
+  graph = freezing.frozen(loaded.signatures["serving_default"], {})
   x = RNG.standard_normal((4, 8)).astype(np.float32)
   np.testing.assert_allclose(graph(x=x)["y"], np.abs(x.sum(0) @ params["w"]), rtol=1e-5)
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from jax2tf.converters import onnx, tfjs, tflite
 from jax2tf.converters.bundle import calls
-from jax2tf.converters.export import registry, replay
+from jax2tf.converters.export import freezing, registry
 from jax2tf.converters.export.expansion import EXPANSIONS
 from jax2tf.converters.onnx.replacements import TABLE as ONNX
 from jax2tf.converters.tfjs.dtypes import HELD as HELD_BY_TFJS
@@ -143,7 +143,7 @@ def test_a_convolution_of_unknown_features_is_a_sum_of_products(name: str) -> No
   concrete = tf.function(call, autograph=False, input_signature=specs).get_concrete_function()
   expected = np.zeros([2, 3, 2, 4]) if name == "nothing to sum" else call(image, kernel)["y"]
   for table in (ONNX, TFLITE):
-    frozen = replay.frozen(concrete, {kind: table[kind]})
+    frozen = freezing.frozen(concrete, {kind: table[kind]})
     assert kind not in [op.type for op in frozen.graph.get_operations()]
     found = frozen(image=tf.constant(image), kernel=tf.constant(kernel))["y"]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)  # sums of up to 294 products
@@ -158,7 +158,7 @@ def test_litert_divides_by_no_variance(epsilon: float, divides: bool) -> None:
     x=tf.TensorSpec([2, 3], name="x")
   )
   assert (
-    "RealDiv" in [op.type for op in replay.frozen(function, TFLITE).graph.get_operations()]
+    "RealDiv" in [op.type for op in freezing.frozen(function, TFLITE).graph.get_operations()]
   ) == divides
 
 
@@ -210,7 +210,7 @@ def test_an_operand_of_unknown_rank_is_kept_or_refused(target: str) -> None:
   table["PlaceholderWithDefault"] = lambda op, x: [unknown(x)]
   for op, function in functions_without_ranks().items():
     try:
-      replay.frozen(function, table, HELD_BY_TFJS if target == "tfjs" else None)
+      freezing.frozen(function, table, HELD_BY_TFJS if target == "tfjs" else None)
     except ValueError as error:
       assert str(error).endswith(
         "has an operand of unknown rank; set it by tf.ensure_shape in the TensorFlow code"

@@ -20,7 +20,7 @@ from flax import nnx
 
 import jax2tf
 from jax2tf.converters import onnx, saved_model, tfjs, tflite, verify
-from jax2tf.converters.export import replay
+from jax2tf.converters.export import freezing
 from jax2tf.converters.export.source import ExportError
 from jax2tf.converters.saved_model import manifest, warmup
 from jax2tf.converters.saved_model.batching import Batching
@@ -321,13 +321,13 @@ def test_a_replay_writes_no_state_in_a_branch() -> None:
     x=tf.TensorSpec([], tf.int32, "x")
   )
   with pytest.raises(ValueError, match="in a loop or a branch"):
-    replay.frozen(concrete, {}, state={"state": variable})
+    freezing.frozen(concrete, {}, state={"state": variable})
 
 
 def test_no_write_vanishes_in_a_replay(path: Path) -> None:
   loaded = tf.saved_model.load(str(path))
   with pytest.raises(ValueError, match=r"it writes variables \(AssignVariableOp\)"):
-    replay.frozen(loaded.signatures["serving_default"], {})
+    freezing.frozen(loaded.signatures["serving_default"], {})
 
 
 def test_the_manifest_and_inspect_know_the_state(path: Path) -> None:

@@ -18,7 +18,7 @@ from jax import lax
 
 import jax2tf
 from jax2tf.converters import saved_model, tflite
-from jax2tf.converters.export import replay, special
+from jax2tf.converters.export import freezing, special
 from jax2tf.converters.tflite import runtime
 from jax2tf.converters.tflite.replacements import TABLE
 
@@ -395,7 +395,7 @@ def test_bits_of_64(dtype: tf.DType, tmp_path: Path) -> None:
     return {f"y{k}": tf.bitcast(y, tf.int64) for k, y in enumerate([*shifts, *pairs])}
 
   specs = {name: tf.TensorSpec([None], tf.int64, name) for name in ("x", "n")}
-  frozen = replay.frozen(tf.function(fun, autograph=False).get_concrete_function(**specs), TABLE)
+  frozen = freezing.frozen(tf.function(fun, autograph=False).get_concrete_function(**specs), TABLE)
   file = tmp_path / "m.tflite"
   file.write_bytes(
     runtime.converted(
