@@ -43,7 +43,7 @@ def page(browser: Any) -> Iterator[Any]:
   """A page whose errors fail the test."""
   page, errors = browser.new_page(viewport={"width": 1000, "height": 800}), []
   page.on("pageerror", lambda error: errors.append(str(error)))
-  page.set_default_timeout(60_000)
+  page.set_default_timeout(120_000)  # milliseconds; beside other tests a page takes longer
   yield page
   page.close()
   assert not errors

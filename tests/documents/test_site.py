@@ -48,13 +48,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def _page(browser: Any, **options: Any) -> Any:
+  page = browser.new_page(**options)
+  page.context.set_offline(True)
+  page.set_default_timeout(120_000)  # milliseconds; beside other tests a page takes longer
+  return page
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_pages_with_tables_and_code_fit_into_the_window(
   browser: Any, scheme: str, width: int
 ) -> None:
-  page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-  page.context.set_offline(True)
+  page = _page(browser, viewport={"width": width, "height": 800}, color_scheme=scheme)
   selectors = TABLES if width < 1280 else f"{TABLES}, {CODE}"
   for name in PAGES if scheme == "light" else PAGES[:2]:  # whose colours are those of all
     page.goto((SITE / name).as_uri())
@@ -67,8 +73,7 @@ def test_pages_with_tables_and_code_fit_into_the_window(
 
 
 def test_search_finds_a_public_name_and_answers_first(browser: Any) -> None:
-  page = browser.new_page()
-  page.context.set_offline(True)
+  page = _page(browser)
   page.goto((SITE / "index.html").as_uri())
   page.click("input.md-search__input")
   page.keyboard.type("eval_polymorphic_shape")
