@@ -56,46 +56,47 @@ def convert(
   static_argnames: str | Sequence[str] | None = None,
   max_conversions: int = _MAX_CONVERSIONS,
 ) -> Callable[..., Any]:
-  """Returns a TensorFlow function, made of ordinary TensorFlow ops, with the values and gradients
-  of `fun_jax`.
+  """Converts `fun_jax` to a TensorFlow function made of ordinary TensorFlow ops, with the same
+  values and gradients.
 
   The result works eagerly, under tf.function (with and without jit_compile), in tf.data and in
-  Keras layers. It traces `fun_jax` once for each combination of argument structure, dtypes,
+  Keras layers. It traces `fun_jax` once for every combination of argument structure, dtypes,
   (polymorphic) shapes and static values.
 
   A result that is a typed PRNG key array, key<fry>[3], becomes a tensor u32[3,2] of its physical
   data. The tensor's attribute `jax_dtype` records the dtype, so a converted function takes it as a
-  key array again. A SavedModel or a tf.function drops the attribute; then uint32 data are a raw key
-  of the implementation `jax_default_prng_impl`.
+  key array again. A SavedModel or a tf.function drops the attribute; a converted function then
+  reads the uint32 data as a raw key of the implementation `jax_default_prng_impl`.
 
   Args:
-    fun_jax: a function that JAX can trace, of pytrees of arrays; `jax.jit` and its static arguments
-      are honoured.
+    fun_jax: a function that JAX can trace and that takes pytrees of arrays. It may be a result of
+      `jax.jit`, with static arguments.
     polymorphic_shapes: None, a string such as "b, _" for all positional arguments, or a pytree
-      prefix of them with a string or None at each leaf; the grammar is that of
-      `jax.export.symbolic_shape`, whose result may stand in place of a string. Or a dict from names
-      of arguments, positional or keyword, to such prefixes: {"x": "b, _", "mask": "b"}. The shapes
-      of one argument that is a dict itself stand in a list: [{"w": "n, _"}]. An unknown size with a
-      number, as in "b, 4", is checked when the graph runs.
+      prefix of them with a string or None at every leaf. Strings have the grammar of
+      `jax.export.symbolic_shape`; its result may replace a string. Or a dict from the names of
+      positional or keyword arguments to such prefixes: {"x": "b, _", "mask": "b"}. If the only
+      argument is itself a dict, put its shapes in a list: [{"w": "n, _"}]. If a size is unknown and
+      its entry is a number, as in "b, 4", the graph checks the size when it runs.
     polymorphic_constraints: conditions on the dimension variables, such as "b >= 2", "mod(b, 4) ==
       0" or "a*b == c".
     with_gradient: whether TensorFlow may differentiate the result; it uses JAX's VJP and JVP.
-    gradient_orders: the number of derivative orders in a SavedModel, each in its own graph; a
-      loaded function raises for higher ones.
+    gradient_orders: the number of derivative orders in a SavedModel. Every order has its own graph.
+      A loaded function raises an error for a higher order.
     enable_xla: accepted for compatibility: the graph lowering emits no `Xla*` op either way, and
       native serialization refuses False.
     native_serialization: lower to XlaCallModule ops, which XLA compiles when they run, instead of
       ordinary ops.
-    native_serialization_platforms: for native serialization: where the module may run, as
-      `platforms`; by default on JAX's default backend.
+    native_serialization_platforms: for native serialization: the platforms on which the module may
+      run, as for `platforms`; by default JAX's default backend.
     native_serialization_disabled_checks: for native serialization:
       `DisabledSafetyCheck.platform()`, `.custom_call(target)`.
-    stablehlo_version: for native serialization: the reader's StableHLO version ("1.0.0") or
-      TensorFlow release ("2.16"); by default that of the installed TensorFlow.
+    stablehlo_version: for native serialization: the StableHLO version ("1.0.0") or the TensorFlow
+      release ("2.16") of the reader; by default the installed TensorFlow.
     platforms: where the graph will run, if not on this machine: a subset of cpu, cuda, rocm, tpu.
       It selects the branch of `lax.platform_dependent`, and the dtype of products: for cuda and
-      rocm alone, bf16 and f16 stay so. Devices that the function names need not exist here. For
-      cuda and rocm the ops are those that have kernels on GPUs and keep integers there.
+      rocm alone, products of bf16 and f16 keep their dtype. Devices that the function names need
+      not exist on this machine. For cuda and rocm, the conversion chooses ops that have kernels on
+      GPUs and keep integers there.
     device_map: JAX device -> TensorFlow device, for the devices that `jax.device_put`,
       `jax.default_device` and `compute_on` name. A key is a jax.Device, "gpu:1", a whole platform
       "gpu", or "host"; None leaves the placement to TensorFlow. By default "gpu:1" is
@@ -104,18 +105,19 @@ def convert(
       jit_compile; by default they have no effect, and a warning says so. Native serialization
       always keeps them.
     idioms: "exact" for JAX's values; "fused" to use TensorFlow's composite ops too, such as
-      Softmax, Relu and FusedBatchNorm, which are faster and supported by other runtimes; or names
-      of some, such as "softmax,gelu". NaN, infinity and rounding may differ (docs/guide/fused.md).
+      Softmax, Relu and FusedBatchNorm, which are faster and supported by other runtimes; or the
+      names of some of them, such as "softmax,gelu". NaN, infinity and rounding may differ
+      (docs/guide/fused.md).
     meshes: "one_device" to compute on one device what `jax.shard_map`, `jax.pmap` and their
       collectives compute on several (docs/guide/many-devices.md); "error" to refuse them. The
-      devices need not exist here. Native serialization lowers them for several devices.
+      devices need not exist on this machine. Native serialization lowers them for several devices.
     dtensor_mesh: experimental: a tf.experimental.dtensor.Mesh with the axis names and sizes of
       JAX's mesh; sharding annotations become layouts on it (docs/guide/dtensor.md).
     static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as
       in `jax.jit`.
     max_conversions: the number of cached combinations of structure, dtypes, (polymorphic) shapes
-      and static values, each with its graphs. Beyond it, the least recently used one is dropped;
-      the first drop warns.
+      and static values. Every combination has its own graphs. Above this number, the function drops
+      the least recently used combination; the first drop warns.
 
   Returns:
     a function of the arguments of `fun_jax`: pytrees of tf.Tensor, tf.Variable, NumPy and JAX
@@ -125,10 +127,11 @@ def convert(
   Raises:
     TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array, or a `Ref`
       holds no tf.Variable of a JAX dtype.
-    ValueError: an option is not valid, or excludes another one; no sizes meet the constraints. At a
-      call: it is inside a JAX transformation, shapes do not fit `polymorphic_shapes`, a rank is
-      unknown, a static argument is not hashable, two `Ref`s have one variable, TensorFlow lacks a
-      device, operands are on several devices, or an eager call of a native function is sharded.
+    ValueError: an option is invalid, or excludes another option; no sizes meet the constraints. At
+      a call: the call is inside a JAX transformation, shapes do not fit `polymorphic_shapes`, a
+      rank is unknown, a static argument is not hashable, two `Ref`s hold the same variable,
+      TensorFlow lacks a device, operands are on several devices, or an eager call of a native
+      function is sharded.
     NotImplementedError: at a call: a `LoweringError` that lists all equations without a lowering;
       the reader's StableHLO or TensorFlow is too old for the native module; the function writes
       variables in a graph that does not order writes (TF1).
@@ -327,8 +330,8 @@ def eval_polymorphic_shape(
   polymorphic_shapes: Any = None,
   polymorphic_constraints: Sequence[str] = (),
 ) -> Callable[..., Any]:
-  """Returns a function from argument specs to the result's specs. It traces `fun_jax` and computes
-  nothing.
+  """Returns a function that maps the specs of the arguments to the specs of the result. It traces
+  `fun_jax` and computes nothing.
 
   Args:
     fun_jax, polymorphic_shapes, polymorphic_constraints: as for `convert`.
@@ -394,19 +397,19 @@ class _ShapeText(str):
 def split_to_logical_devices(
   tensor: tf.Tensor, partition_dimensions: Sequence[int] | None
 ) -> tf.Tensor:
-  """Annotates a tensor of a graph for XLA's partitioner, with an XlaSharding op. Eagerly it returns
-  the tensor without annotation.
+  """Annotates a tensor of a graph for XLA's partitioner, with an XlaSharding op. Eagerly, it
+  returns the tensor without annotation.
 
   Args:
-    tensor: any tensor, f32[n,m] for instance.
-    partition_dimensions: the number of parts of each dimension, whose product is the number of
-      devices; None replicates.
+    tensor: any tensor, such as f32[n,m].
+    partition_dimensions: the number of parts for every dimension; their product is the number of
+      devices. None replicates the tensor.
 
   Returns:
     the tensor, of the same dtype and shape.
 
   Raises:
-    ValueError: `partition_dimensions` does not have one entry for each dimension, or has one below
+    ValueError: `partition_dimensions` does not have one entry per dimension, or has an entry below
       1.
 
   Examples:

@@ -24,8 +24,8 @@ from jax2tf.placement.shardings import is_sharded
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-  """The rule context: the equation's avals, and the services that lowering rules need; as
-  `LoweringRuleContext` in JAX's lowering.
+  """The context of a lowering rule: the avals of the equation, and the services that rules need. It
+  corresponds to `LoweringRuleContext` in JAX's lowering.
 
   Attributes:
     graph: what all equations of the graph share.
@@ -34,8 +34,9 @@ class RuleContext:
     lower: `lower(closed_jaxpr, *tensors) -> list of tensors`, for rules with an inner jaxpr.
     primitive: the name of the primitive, for errors.
     where: a function that returns the user's `file:line:col (function)`.
-    inside: `inside(compiled, sizes)` is the context for a branch that XLA, or kernels, run; `sizes`
-      has dimension variables of the rule's own. None where inner jaxprs are lowered natively.
+    inside: `inside(compiled, sizes)` returns the context for a branch that XLA runs, or, if not
+      `compiled`, TensorFlow's kernels. `sizes` has the rule's own dimension variables. None where
+      inner jaxprs are lowered natively.
   """
 
   graph: GraphContext
@@ -117,7 +118,7 @@ class RuleContext:
 
     Args:
       fun: a function defined at module level, or a `functools.partial` of one with jaxprs and
-        hashable values. Equal ones share a trace.
+        hashable values. Equal functions share a trace.
       operands: tensors of the dtypes and shapes in `avals`.
       avals: the avals of the operands; by default `avals_in`.
 
@@ -175,8 +176,8 @@ class RuleContext:
       self.refuse(reason, advice)
 
   def refuse(self, reason: str, advice: str) -> NoReturn:
-    """Raises the error for a form of the primitive that has no lowering. The error says what,
-    where, and what to do.
+    """Raises the error for a form of the primitive that has no lowering. The error says what has no
+    lowering, where it is, and what to do.
 
     Args:
       reason: what cannot be lowered, and why.

@@ -17,8 +17,8 @@ __all__ = ["tensor", "variables"]
 
 
 def variables(params: Any, mesh: Any) -> Any:
-  """Makes a dtensor.DVariable of each array of a pytree, in the layout of its NamedSharding. Arrays
-  without one are replicated.
+  """Creates a dtensor.DVariable from every array of a pytree, in the layout of its NamedSharding.
+  Arrays without a NamedSharding are replicated.
 
   Args:
     params: a pytree of arrays of any dtype and shape.
@@ -44,14 +44,14 @@ def variables(params: Any, mesh: Any) -> Any:
 
 
 def tensor(array: Any, mesh: Any, *axes: str | None) -> tf.Tensor:
-  """Makes a DTensor of an array: sharded over the named axes, else as its NamedSharding says, else
-  replicated.
+  """Creates a DTensor from an array: sharded over the named axes, otherwise by its NamedSharding,
+  otherwise replicated.
 
   Args:
     array: a NumPy or JAX array of any dtype and shape.
     mesh: as for `variables`.
-    axes: the mesh axis for each leading dimension of the array, None for no sharding. The
-      dimensions after them are not sharded.
+    axes: the mesh axes of the leading dimensions of the array; None for a dimension that is not
+      sharded. The remaining dimensions are not sharded.
 
   Returns:
     the DTensor, of the same dtype and shape.

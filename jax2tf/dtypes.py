@@ -175,14 +175,14 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
 
 
 def dtype_of_val(val: Any) -> tf.DType:
-  """Returns the dtype of a value in JAX, as a TensorFlow dtype. Without `jax_enable_x64`, JAX
+  """Returns the dtype that JAX gives a value, as a TensorFlow dtype. Without `jax_enable_x64`, JAX
   narrows 64-bit dtypes to 32 bits.
 
   Args:
     val: a tf.Tensor, tf.Variable, NumPy or JAX array, or a Python scalar.
 
   Returns:
-    the tf.DType; of a typed key, tf.uint32.
+    the tf.DType; for a typed key, tf.uint32.
 
   Raises:
     TypeError: `val` is not numeric, or TensorFlow has no such dtype.

@@ -19,8 +19,8 @@ class LoweringError(NotImplementedError):
   with the user's lines.
 
   Attributes:
-    gaps: one entry for each equation, with the attributes `primitive`, `reason`, `advice`, `where`
-      and `op`.
+    gaps: one entry per equation, with the attributes `primitive`, `reason`, `advice`, `where` and
+      `op`.
 
   Examples:
     >>> import jax, jax2tf
@@ -121,7 +121,7 @@ def _entries(gaps: list[UnsupportedEquation], sentence: str) -> list[str]:
 
 
 class ArtifactError(ValueError):
-  """A source is no StableHLO artifact that can be read: it is cut or changed, of another kind, or
+  """A source is not a readable StableHLO artifact: it is truncated or changed, of another kind, or
   newer than the installed JAX."""
 
 

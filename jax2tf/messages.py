@@ -248,7 +248,7 @@ class ArgumentError(_WithFieldsError, ValueError):
   """An argument has a value that the function does not take.
 
   Attributes:
-    argument: its name, perhaps with a key: "sizes['b']".
+    argument: the name of the argument, perhaps with a key: "sizes['b']".
     value: what was passed; None if the message does not show it.
     problem: what is wrong; empty if the advice says so.
     advice: what to do; empty if the problem says so.
@@ -266,7 +266,7 @@ class ArgumentError(_WithFieldsError, ValueError):
 
 
 class ArgumentTypeError(_WithFieldsError, TypeError):
-  """An argument has a type that the function does not take. The attributes are those of
+  """An argument has a type that the function does not take. It has the attributes of
   `ArgumentError`.
 
   Examples:

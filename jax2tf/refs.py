@@ -30,8 +30,8 @@ class Ref:
   `jax.Ref`.
 
   A tf.Variable without `Ref` passes its value. The wrapper is necessary because a function that
-  only reads accepts both. It may be a leaf of any argument; `polymorphic_shapes` applies to its
-  variable.
+  only reads accepts both. A `Ref` may be a leaf of any argument; `polymorphic_shapes` applies to
+  its variable.
 
   Args:
     variable: a tf.Variable of any shape, of a dtype that JAX has; without `jax_enable_x64`, of at
@@ -39,8 +39,8 @@ class Ref:
 
   Raises:
     TypeError: at the call, `variable` is not a tf.Variable, or JAX has no such dtype.
-    ValueError: at the call, two arguments have one variable, or a `call_tf` inside the function
-      uses it.
+    ValueError: at the call, two arguments hold the same variable, or a `call_tf` inside the
+      function uses it.
     NotImplementedError: at the call, the graph does not order reads and writes (TF1,
       wrap_function).
 
@@ -156,11 +156,11 @@ def variable_of(ref: jax.Ref) -> tf.Variable:
   save it, make it an attribute of the object that `tf.saved_model.save` saves.
 
   Args:
-    ref: the result of `jax.new_ref`, of any dtype and shape. Of key<fry>[n] the variable holds the
-      physical data, u32[n,2].
+    ref: the result of `jax.new_ref`, of any dtype and shape. For key<fry>[n], the variable holds
+      the physical data, u32[n,2].
 
   Returns:
-    a variable that is not trainable; the same one for the same ref.
+    a variable that is not trainable. One ref always has the same variable.
 
   Raises:
     TypeError: `ref` is not a `jax.Ref`.

@@ -59,33 +59,33 @@ def lowers(
   """Registers a lowering rule: `(ctx, *operands, **params) -> tensor`, or a list of tensors for a
   primitive with multiple results.
 
-  The rule serves the graph lowering; the native lowering uses JAX's own rules.
-  docs/developers/own-primitives.md has more.
+  The graph lowering uses the rule; native serialization uses JAX's own rules.
+  docs/developers/own-primitives.md explains how to write one.
 
   Args:
-    primitives: the jax.extend.core.Primitives that the rule lowers. None stands for a primitive
-      that the installed JAX does not have.
+    primitives: the jax.extend.core.Primitives that the rule lowers. None is a primitive that the
+      installed JAX does not have.
     lacks: the dtypes for which the rule's TensorFlow ops have no kernels, such as `("int4",
-      tf.bfloat16)`. Operands of these are cast to a wider dtype, and results back, so they are
-      rounded once; the context has the wider avals.
+      tf.bfloat16)`. Operands of these dtypes are cast to a wider dtype, and the results are cast
+      back, so they are rounded once. The context has the wider avals.
     lacks_on_gpu: the dtypes for which the ops have no kernels on GPUs, or compute in host memory,
-      as most do for int32. Where the graph may run on a GPU, equations of arrays of these are
-      treated as those of `lacks`.
+      as most do for int32. Where the graph may run on a GPU, these dtypes are treated like the
+      dtypes in `lacks`.
     on_keys: whether the rule takes typed PRNG keys as their physical data, key<fry>[n] as u32[n,2].
       For all other rules the interpreter adds a vmap over the physical axis.
-    inner: gives the jaxprs that the rule lowers, from the params of an equation. Before anything is
-      lowered, one error lists the equations in them that have no rule. By default these are all
-      jaxprs among the params; `lambda params: []` is for a rule that lowers none of them.
-    replace: whether the rule may take the place of another one, such as one of jax2tf's own for
-      a primitive of JAX.
+    inner: a function from the params of an equation to the jaxprs that the rule lowers. Before the
+      lowering starts, one error lists all equations in these jaxprs that have no rule. The default
+      is all jaxprs among the params; pass `lambda params: []` if the rule lowers none of them.
+    replace: whether the rule may replace an existing rule, such as jax2tf's own rule for a
+      primitive of JAX.
 
   Returns:
     a decorator that registers a rule and returns it.
 
   Raises:
     TypeError: an argument is not a primitive.
-    ValueError: a primitive already has a rule, and `replace` is not set; or no wider dtype is known
-      for one of `lacks` or `lacks_on_gpu`.
+    ValueError: a primitive already has a rule, and `replace` is not set; or there is no wider dtype
+      for an entry of `lacks` or `lacks_on_gpu`.
 
   Examples:
     >>> import jax2tf

@@ -88,7 +88,7 @@ class LoopReport:
 
   @property
   def verdict(self) -> str:
-    """One sentence."""
+    """The verdict in one sentence."""
     shares = ", ".join(f"{n} of {of} in {engine}" for engine, (n, of) in self.agreement.items())
     near = sum(row.near for row in self.rows)
     ties = f", and {near} are near ties" if near else ""

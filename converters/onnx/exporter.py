@@ -198,7 +198,7 @@ def save_model(
       float32, for readers that have it; ONNX Runtime on a CPU takes the same time. From opset 23
       on, which is the default then. Masks must be numbers of at most -1e30, or -inf.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
-    samples: the number of random inputs of each kind and size.
+    samples: the number of random inputs per kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
     rtol, atol: |file - jax| <= atol + rtol * |jax|. By default, tolerances of the coarsest dtype
       that the computation uses. A quantised model takes neither.

@@ -21,7 +21,7 @@ from . import closed, comparison, files, rewriting
 
 
 class OpenError(RuntimeError):
-  """An opened model computes other values than the closed one."""
+  """An opened model computes other values than the closed model."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Opened:
     path: the SavedModel.
     count: the number of closed ops that were opened.
     report: the comparison with the closed model.
-    notes: what could not be compared, or not with TensorFlow, in sentences.
+    notes: sentences about what could not be compared, or not with TensorFlow.
   """
 
   path: Path
@@ -51,40 +51,41 @@ def save(
   rtol: float | None = None,
   atol: float | None = None,
 ) -> Opened:
-  """Writes a SavedModel of ordinary TensorFlow ops with the values of a closed one.
+  """Converts a closed SavedModel to a SavedModel of ordinary TensorFlow ops with the same values.
 
-  Closed are the SavedModels of `jax.experimental.jax2tf`, of Keras' `model.export` with the backend
-  JAX, and of `jax2tf.convert(native_serialization=True)`: their XlaCallModule ops hold compiled
-  programs (StableHLO), which tf2onnx, OpenVINO, TF.js and most other tools refuse. Each such op
-  becomes a call of a function of ordinary ops, wherever it stands. All else stays: signatures,
-  variables, which are copied and not loaded, assets, names of functions, and saved gradients. A
-  manifest says what the signatures take, for `jax2tf batch` and `verify`.
+  A closed SavedModel comes from `jax.experimental.jax2tf`, from Keras' `model.export` with the JAX
+  backend, or from `jax2tf.convert(native_serialization=True)`. Its XlaCallModule ops hold compiled
+  programs (StableHLO), which tf2onnx, OpenVINO, TF.js and most other tools refuse. Every such op
+  becomes a call of a function of ordinary ops, at any place in the model. Everything else stays:
+  signatures, variables, assets, names of functions, and saved gradients. Variables are copied, not
+  loaded. A manifest describes the inputs of the signatures for `jax2tf batch` and `verify`.
 
-  The result is compared with the closed model, and written only if it agrees: all signatures, at
-  several sizes, with ordinary inputs; and gradients where they are saved. Differences for NaN,
-  infinities and extreme numbers are a warning, as for the exporters.
+  `save` compares the result with the closed model, and writes it only if they agree. It compares
+  all signatures at several sizes with ordinary inputs, and the gradients if they are saved.
+  Differences for NaN, infinities and extreme numbers cause a warning, as for the exporters.
 
   Args:
-    source: the SavedModel, or the folder of its versions, which stands for its newest version.
-    path: the folder to write, which is the SavedModel.
-    overwrite: whether to replace what is there, at once.
-    sizes: {dimension variable: size or sizes} at which to compare. The variables are those of the
-      manifest; without one, "b" is the first axis.
-    samples: the number of random inputs of each kind and size.
-    rtol, atol: tolerances of floating point results, in place of those of their dtypes.
+    source: the SavedModel, or the folder of its versions, of which the newest is opened.
+    path: the folder of the new SavedModel.
+    overwrite: whether to replace an existing folder, atomically.
+    sizes: {dimension variable: size or sizes} at which to compare. The manifest names the
+      variables; without a manifest, "b" is the first axis.
+    samples: the number of random inputs per kind and size.
+    rtol, atol: tolerances of floating point results, in place of the default tolerances of their
+      dtypes.
 
   Returns:
-    what was written, with the comparison.
+    the path and the report of the comparison.
 
   Raises:
     FileNotFoundError: there is no SavedModel.
-    ValueError: it has no closed ops; a file is damaged; an ArtifactError if JAX cannot read a
-      module.
+    ValueError: the model has no closed ops; a file is damaged; an ArtifactError if JAX cannot read
+      a module.
     NotImplementedError: an op cannot be opened; a LoweringError lists the operations of modules.
     FileExistsError: `path` exists and `overwrite` is False.
     NotADirectoryError: `path` is a file.
-    OSError: it cannot be written.
-    OpenError: the opened model differs from the closed one.
+    OSError: the SavedModel cannot be written.
+    OpenError: the opened model differs from the closed model.
 
   Examples:
     >>> import jax2tf, jax.numpy as jnp, tensorflow as tf

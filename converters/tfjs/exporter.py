@@ -133,7 +133,7 @@ def save_model(
     backends: the backends of the comparison, of "wasm" and "cpu". "cpu" is plain JavaScript, and
       slow.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
-    samples: the number of random inputs of each kind and size.
+    samples: the number of random inputs per kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
     rtol, atol: |file - jax| <= atol + rtol * |jax|, for the written model. By default, tolerances
       of the coarsest dtype that the computation uses; with quantisation 0.1 for uint8, 1e-3 for

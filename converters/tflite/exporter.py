@@ -175,7 +175,7 @@ def save_model(
       `get_input_details()[name]["quantization"]` of a signature runner. By default they keep their
       dtypes.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
-    samples: the number of random inputs of each kind and size.
+    samples: the number of random inputs per kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
     rtol, atol: |file - jax| <= atol + rtol * |jax|. By default, tolerances of the coarsest dtype
       that the computation uses. A quantised model takes neither.

@@ -73,19 +73,20 @@ class Row:
   """One output at one assignment of sizes, over all samples.
 
   Attributes:
-    signature: of the SavedModel.
-    output: its name.
+    signature: the signature of the SavedModel.
+    output: the name of the output.
     sizes: {symbolic dimension: its size}.
     values: the kind of inputs: "ordinary", "hostile" (NaN, infinities, -0.0, extreme integers),
-      "subnormal", "given" by the caller, or "representative", of the data of a quantisation.
-    dtype: of the output; empty if there is none to compare.
+      "subnormal", "given", which the caller passed, or "representative", from the data of a
+      quantisation.
+    dtype: the dtype of the output; empty if there is none to compare.
     samples: the number of inputs.
-    counts: whether a problem makes the model wrong; otherwise it is only noted.
+    counts: whether a problem makes the model wrong; otherwise the report only notes it.
     max_abs, max_rel, max_ulp: the largest differences; None if they are not available.
     of_tolerance: the largest difference as a fraction of the tolerance.
     problem: the difference in words; empty if there is none.
-    steps: whether it differs by more than rounding, and is allowed steps, because the output
-      depends on a rounding to integers.
+    steps: whether the output differs by more than rounding errors and is compared with a tolerance
+      for steps, because it depends on a rounding to integers.
   """
 
   signature: str
@@ -116,7 +117,7 @@ class Latency:
   """Median times of one call.
 
   Attributes:
-    signature: of the SavedModel.
+    signature: the signature of the SavedModel.
     sizes: {symbolic dimension: its size}.
     model: seconds of the model, in the process without JAX.
     reference: seconds of the reference, in this process.
@@ -134,14 +135,14 @@ class Report:
 
   Attributes:
     model: the SavedModel or the file.
-    rows: one for each output, assignment of sizes and kind of inputs.
-    latencies: one for each signature and assignment of sizes.
+    rows: one row per output, assignment of sizes and kind of inputs.
+    latencies: one per signature and assignment of sizes.
     skipped: {signature: why it was not compared}. If it is not empty, the model is only verified in
       part.
     versions: {package: version}.
     machine: the cores of the machine, and their load after the latencies were measured.
-    created: the time in UTC, as in ISO 8601.
-    remark: what was compared besides, in words; it ends the verdict.
+    created: the time in UTC, in the format of ISO 8601.
+    remark: what else was compared, in words; it ends the verdict.
   """
 
   model: str
@@ -162,7 +163,7 @@ class Report:
 
   @property
   def verdict(self) -> str:
-    """One sentence."""
+    """The verdict in one sentence."""
     wrong, agree = (
       [row for row in self.rows if not row.ok],
       sum(not row.problem for row in self.rows),
@@ -183,8 +184,8 @@ class Report:
     """Returns if `ok` is true.
 
     Raises:
-      VerificationError: `ok` is false; the message lists each difference and each skipped
-        signature.
+      VerificationError: `ok` is false; the message lists all differences and all skipped
+        signatures.
     """
     if not self.ok:
       lines = [f"  {row.place}: {row.problem}" for row in self.rows if not row.ok]
@@ -261,11 +262,11 @@ class Report:
     ]
 
   def write(self, folder: str | os.PathLike[str]) -> Path:
-    """Writes verification.txt, .json and .html. They replace those of an earlier report when all
-    are complete.
+    """Writes verification.txt, .json and .html. They replace the files of an earlier report when
+    all of them are complete.
 
     Args:
-      folder: where to; it is made if it does not exist.
+      folder: the folder of the report; it is created if it does not exist.
 
     Returns:
       the folder.

@@ -45,34 +45,33 @@ def verify(
   with the JAX functions.
 
   Args:
-    path: the directory of a version, or that of a model, which stands for its newest version.
+    path: the directory of a version; or the directory of a model, whose newest version is compared.
     reference: the JAX function `fun(params, *inputs)`, or {signature: function}. It takes the
-      inputs of the signature one by one, in order, without those passed through; wrap a function of
-      a pytree in a lambda. If a signature has optional inputs, name the function's arguments like
-      the inputs. A signature with preprocess or postprocess needs its own entry, which does not run
-      under jax.jit.
+      inputs of the signature one by one, in order, without the inputs that are passed through; wrap
+      a function of a pytree in a lambda. If a signature has optional inputs, name the function's
+      arguments like the inputs. A signature with preprocess or postprocess needs its own entry,
+      which does not run under jax.jit.
     params: the parameters. Without them the reference is `fun(*inputs)`.
     state: the initial state of the model. The reference of a stateful signature is `fun(params,
       state, *inputs) -> (state, outputs)`. It is called several times in a row, and the state is
-      compared after each call. A reset needs no reference.
+      compared after every call. A reset needs no reference.
     sizes: {dimension variable: size or sizes}. By default several sizes that satisfy the
       constraints. Every size is used, but not every combination.
-    samples: the number of draws for each combination of sizes, of ordinary inputs and of hostile
-      ones.
-    rtol, atol: tolerances of all floating point outputs, in place of those of their dtypes.
-      Integers, bools and strings must be equal.
+    samples: the number of draws of ordinary and of hostile inputs per combination of sizes.
+    rtol, atol: tolerances of all floating point outputs, in place of the default tolerances of
+      their dtypes. Integers, bools and strings must be equal.
     signatures: the names of the signatures to compare. By default all.
-    inputs: {input: array, or callable(rng, shape, dtype)}, in place of normally distributed
-      numbers, or integers from 0 to 9, or of the whole range for 8-bit inputs that the function
-      computes with as floats. An array fixes the sizes of its input.
+    inputs: {input: array, or callable(rng, shape, dtype)}, in place of random values. Random floats
+      are normally distributed. Random integers are from 0 to 9, or of the whole range for 8-bit
+      inputs that the function uses as floats. An array fixes the sizes of its input.
     hostile: whether differences for hostile inputs (NaN, infinities, extreme numbers) make the
-      model wrong. By default the verdict and the report list them, because kernels of TensorFlow
-      and XLA may differ there.
+      model wrong. By default, the verdict and the report only list them, because kernels of
+      TensorFlow and XLA may differ there.
     report: a folder for `Report.write`. It must be writable before the model runs.
     polymorphic_constraints: further conditions on the sizes, besides those of the model.
-    device: "cpu" or "gpu", on which TensorFlow runs the model; by default it has a GPU if JAX has
-      one, because its products there (TF32) are less precise than those of JAX on a CPU. The
-      versions in the report say which it was.
+    device: the device on which TensorFlow runs the model, "cpu" or "gpu". By default, TensorFlow
+      uses a GPU only if JAX has one, because its products on a GPU (TF32) are less precise than
+      JAX's products on a CPU. The versions in the report name the device.
 
   Returns:
     the report, even if outputs differ. `Report.raise_for_mismatch` raises for differences.
@@ -81,7 +80,7 @@ def verify(
     FileNotFoundError: `path` is not a SavedModel of `jax2tf.converters.saved_model`.
     ValueError: the model lacks a signature, a variable or an input that is named; a reference is
       missing or takes other arguments; sizes break a constraint; arrays do not fit the signature;
-      the state is missing or does not fit the model; a file is damaged; the device is not there.
+      the state is missing or does not fit the model; a file is damaged; the device does not exist.
     OSError: `report` is not writable.
     ImportError: `report` needs the packages of jax2tf[verify].
 

@@ -15,12 +15,12 @@ _COUNTS = ("device_count", "local_device_count")
 
 @contextlib.contextmanager
 def pretend_devices(n: int) -> Iterator[None]:
-  """Traces for n devices on a machine that has fewer, such as a model for a pod on a laptop.
+  """Traces for n devices on a machine that has fewer, for instance for a pod on a laptop.
 
-  Inside, `jax.devices()` and the like list this process's first device n times, so `jax.make_mesh`,
-  `jax.experimental.mesh_utils.create_device_mesh`, `jax.sharding.Mesh` and `jax.pmap` take them.
-  They can be traced and converted, and nothing can run on them. It holds for all threads of the
-  process.
+  Inside the context, `jax.devices()` and similar functions list this process's first device n
+  times, so `jax.make_mesh`, `jax.experimental.mesh_utils.create_device_mesh`, `jax.sharding.Mesh`
+  and `jax.pmap` accept them. Functions for these devices can be traced and converted, but nothing
+  can run on them. The context applies to all threads of the process.
 
   Args:
     n: the number of devices, at least 1.

@@ -47,36 +47,38 @@ def readiness(
   gradient: bool = False,
   signature: str = "serving_default",
 ) -> Readiness:
-  """Which ops of a graph have kernels on a device, and which tensors are copied to the host.
+  """Reports which ops of a graph have kernels on a device, and which tensors are copied to the
+  host.
 
-  It reads TensorFlow's registry of kernels, so no device is needed; for a TPU, that of XLA. It says
-  nothing of memory, speed or precision.
+  It reads TensorFlow's registry of kernels, or XLA's registry for a TPU, so it needs no device. It
+  says nothing about memory, speed or precision.
 
   Args:
     model: a tf.ConcreteFunction; the path of a SavedModel; or a function of tensors, such as
-      `jax2tf.convert` returns, whose findings have the user's lines. Its graph is that of its
-      `platforms=`: convert with platforms=["cuda"] for a GPU.
+      `jax2tf.convert` returns, whose findings have the user's lines. Its graph depends on
+      `platforms=`: for a GPU, convert with platforms=["cuda"].
     specs: for a function, the tf.TensorSpecs of its arguments, in their structure.
     device: "gpu" or "tpu".
-    gradient: for a function, whether to add its gradient by all floating point arguments.
-    signature: of a SavedModel, the signature to read.
+    gradient: for a function, whether to add its gradient with respect to all floating point
+      arguments.
+    signature: for a SavedModel, the signature to read.
 
   Returns:
     a Readiness.
 
   Raises:
-    ValueError: an unknown device or signature.
-    NotImplementedError: this TensorFlow does not say which kernels it has.
+    ValueError: the device or the signature is unknown.
+    NotImplementedError: this TensorFlow does not list its kernels.
     OSError: there is no SavedModel.
 
   Examples:
     >>> import jax, jax.numpy as jnp, jax2tf, tensorflow as tf
     >>> def growth(x):
     ...   return jax.lax.while_loop(lambda y: y.sum() < 9, lambda y: 2 * y, x)
-    >>> found = jax2tf.devices.readiness(jax2tf.convert(growth), tf.TensorSpec([3]))
-    >>> found.missing, found.bounces
+    >>> report = jax2tf.devices.readiness(jax2tf.convert(growth), tf.TensorSpec([3]))
+    >>> report.missing, report.bounces
     (0, 0)
-    >>> [(finding.kind, finding.primitive, finding.loops) for finding in found.findings]
+    >>> [(finding.kind, finding.primitive, finding.loops) for finding in report.findings]
     [('predicate', 'while', 1)]
   """
   if device not in DEVICES:

@@ -24,21 +24,21 @@ class Finding:
   """One kind of op in one place that does not stay on the device.
 
   Attributes:
-    kind: "no kernel": the op runs on the host, and tensors are copied for it. "bounce": a tensor
-      is copied to the host in the middle of the computation. "predicate": the host waits for a
-      tensor that decides which ops run next. "int32": a copy for arithmetic of int32, which
-      TensorFlow has in host memory. "return": back to the device, after a bounce. "upload": a value
-      of the host, such as a loop counter, goes to the device. "result": it ends on the host. "on
-      the host": no kernel, but its operands and results are in host memory anyway.
+    kind: "no kernel": the op runs on the host, and tensors are copied for it. "bounce": a tensor is
+      copied to the host in the middle of the computation. "predicate": the host waits for a tensor
+      that decides which ops run next. "int32": a copy for arithmetic of int32, which TensorFlow
+      computes in host memory. "return": back to the device, after a bounce. "upload": a value of
+      the host, such as a loop counter, goes to the device. "result": it ends on the host. "on the
+      host": no kernel, but its operands and results are in host memory anyway.
     op: the type of the TensorFlow op.
-    dtypes: of its operands and results that the finding is about.
+    dtypes: the dtypes of the operands and results that the finding is about.
     operand: the name of the operand that is copied; empty for a missing kernel.
-    loops: how many loops it is inside of.
-    name: of the op in its graph.
-    primitive: that the op is of; empty if the graph does not say.
+    loops: the number of loops around the op.
+    name: the name of the op in its graph.
+    primitive: the primitive that the op implements; empty if the graph does not say.
     where: the user's line; empty if the graph does not say.
     advice: what to do.
-    count: how many such ops there are.
+    count: the number of such ops.
   """
 
   kind: str
@@ -59,9 +59,9 @@ class Readiness:
 
   Attributes:
     device: gpu or tpu.
-    registry: the device type whose kernels of TensorFlow were looked up.
+    registry: the device type in TensorFlow's registry of kernels.
     ops: the number of ops that run, with calls inlined and without constants.
-    findings: those inside loops first, then by kind.
+    findings: the findings, inside loops first, then by kind.
   """
 
   device: str
@@ -76,18 +76,18 @@ class Readiness:
       kind: as `Finding.kind`.
 
     Returns:
-      those findings, in their order.
+      the findings of this kind, in their order.
     """
     return tuple(finding for finding in self.findings if finding.kind == kind)
 
   def count(self, kind: str) -> int:
-    """How many ops or copies the findings of a kind are.
+    """The number of ops or copies in the findings of a kind.
 
     Args:
       kind: as `Finding.kind`.
 
     Returns:
-      the sum of their counts.
+      the sum of the counts of these findings.
     """
     return sum(finding.count for finding in self.of(kind))
 

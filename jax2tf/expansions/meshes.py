@@ -42,21 +42,21 @@ def on_one_device(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def one_device(fun: Callable[..., Any]) -> Callable[..., Any]:
-  """The JAX function that computes on one device what `fun` computes on several.
+  """Returns a JAX function that computes on one device what `fun` computes on several.
 
-  `convert` does this by itself. This function is for JAX: to run a model of many devices on a
-  laptop, or to compare with it. It can be jitted. Derivatives are to be taken of `fun`, before:
-  rules of `jax.custom_vjp` are lost in what this returns.
+  `convert` does this by itself. Use this function in JAX: to run a model for many devices on a
+  laptop, or as the reference of a comparison. The result can be jitted. Differentiate `fun` before
+  this call, because the result loses the rules of `jax.custom_vjp`.
 
   Args:
-    fun: a function of pytrees of arrays, with `jax.shard_map`, `jax.pmap`, collectives or shardings
-      of devices that need not be here (`pretend_devices`), and with Pallas kernels for any of them.
+    fun: a function of pytrees of arrays. It may contain `jax.shard_map`, `jax.pmap`, collectives,
+      shardings, and Pallas kernels. The devices need not exist on this machine (`pretend_devices`).
 
   Returns:
     a function of the same arguments, with the same results.
 
   Raises:
-    ValueError: at a call: an equation cannot be computed on one device, with its line.
+    ValueError: at a call, an equation cannot be computed on one device; the message has its line.
 
   Examples:
     >>> import jax, jax.numpy as jnp, jax2tf

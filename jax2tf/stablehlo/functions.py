@@ -24,26 +24,26 @@ _KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 class Function:
   """A StableHLO module as a JAX function.
 
-  It can be called, jitted, vmapped, differentiated, exported and converted. Its derivatives are
-  those that the artifact contains, where it does (`exported.serialize(vjp_order=1)`), and else
-  those of its operations.
+  It can be called, jitted, vmapped, differentiated, exported and converted. If the artifact
+  contains derivatives (`exported.serialize(vjp_order=1)`), the function uses them. Otherwise, JAX
+  differentiates its operations.
 
   Args:
-    artifact: what `load` has read.
+    artifact: the artifact that `load` read.
 
   Attributes:
-    name: of the function that was exported.
+    name: the name of the exported function.
     in_tree: the structure of (args, kwargs).
-    in_avals: shapes and dtypes of their leaves; sizes may be symbolic dimensions.
-    out_tree, out_avals: the same of the result.
-    argument_names: of the leaves, such as "params['w']"; empty where the artifact has none.
+    in_avals: the shapes and dtypes of their leaves; sizes may be symbolic dimensions.
+    out_tree, out_avals: the same for the result.
+    argument_names: the names of the leaves, such as "params['w']"; empty if the artifact has none.
     constraints: conditions on the symbolic sizes, as `jax.export.symbolic_shape` takes them.
-    platforms: for which it was written; empty where the artifact does not say.
-    notes: what the artifact does not tell about the original function.
+    platforms: the platforms for which the artifact was written; empty if it does not say.
+    notes: what the artifact does not say about the original function.
 
   Raises:
     UnreadableError: MLIR cannot parse the module.
-    ArtifactError: its functions call each other in a circle.
+    ArtifactError: its functions call themselves, directly or indirectly.
     LoweringError: it has operations that JAX lacks.
   """
 
@@ -79,10 +79,10 @@ class Function:
     return jax.tree.unflatten(self.out_tree, self.flat(*arrays))
 
   def flat(self, *leaves: Any) -> list[Any]:
-    """Calls the function without trees.
+    """Calls the function with leaves instead of pytrees.
 
     Args:
-      leaves: of the arguments, arrays of `in_avals`.
+      leaves: the leaves of the arguments, arrays of `in_avals`.
 
     Returns:
       The leaves of the result, arrays of `out_avals`.

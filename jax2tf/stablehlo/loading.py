@@ -33,18 +33,19 @@ from jax2tf.stablehlo.functions import Function
 
 
 def load(source: Any, *, untrusted: bool = False) -> Function:
-  """Makes a JAX function of a StableHLO artifact.
+  """Loads a StableHLO artifact as a JAX function.
 
-  The values are those of the module: JAX's, for a module that JAX wrote. The function can be
-  called, jitted, vmapped, differentiated, exported and converted. What the artifact does not tell
-  of the original function is in its `notes`.
+  The function computes the values of the module; for a module that JAX wrote, these are JAX's
+  values. The function can be called, jitted, vmapped, differentiated, exported and converted. Its
+  `notes` list what the artifact does not say about the original function.
 
   Args:
-    source: a `jax.export.Exported`; the bytes of one as `serialize` gives them, of any JAX from
-      0.4.26 on; or a StableHLO module: a portable artifact, MLIR bytecode or MLIR text. Or a path
-      of a file with one of these, a str or `os.PathLike`.
-    untrusted: whether the bytes may be meant to harm. MLIR's parser can end the process for some;
-      then it reads them in a child process first. Nothing in an artifact is executed in any case.
+    source: a `jax.export.Exported`; its bytes, as `serialize` of JAX 0.4.26 or newer returns them;
+      or a StableHLO module: a portable artifact, MLIR bytecode or MLIR text. Or the path of a file
+      with one of these, as a str or `os.PathLike`.
+    untrusted: whether the bytes may be malicious. MLIR's parser can end the process for some bytes;
+      if `untrusted` is True, it reads them in a child process first. Nothing in an artifact is
+      executed in any case.
 
   Returns:
     A `Function` with the artifact's calling convention: pytrees, symbolic sizes with their
@@ -52,9 +53,10 @@ def load(source: Any, *, untrusted: bool = False) -> Function:
     returns one array, or a tuple.
 
   Raises:
-    ArtifactError: the source is none of these, or is cut or changed.
-    LoweringError: the module has operations that JAX lacks; it lists all of them with their lines.
-    TypeError: the source is of another class.
+    ArtifactError: the source is none of these, or is truncated or changed.
+    LoweringError: the module has operations that JAX lacks; the error lists all of them with their
+      lines.
+    TypeError: the source has another type.
     FileNotFoundError: there is no file at the path.
 
   Examples:

@@ -54,14 +54,14 @@ def call_tf(
   """Returns a JAX function with the values and derivatives of a TensorFlow function.
 
   The result works under jit, grad, jvp, vmap, scan, cond, remat and `jax2tf.convert`, in any
-  combination. Eagerly it calls the TensorFlow function. Under jit it inlines the function as XLA
+  combination. Eagerly, it calls the TensorFlow function. Under jit, it inlines the function as XLA
   code if that is equivalent; otherwise it uses a callback, which reads and writes tf.Variables when
   it runs.
 
   Args:
     callable_tf: a Python function of tensors, a tf.function or ConcreteFunction, a Keras layer or
-      model, or a function of a loaded SavedModel. Under transformations it is traced once for each
-      combination of structure, shapes and dtypes.
+      model, or a function of a loaded SavedModel. Under transformations, it is traced once for
+      every combination of structure, shapes and dtypes.
     has_side_effects: whether a call runs even if its results are unused; None derives it from the
       ops of its graph.
     ordered: whether calls under jit run in program order.
@@ -73,7 +73,7 @@ def call_tf(
       tf.vectorized_map. None chooses "vectorized" for functions without stateful ops, else
       "sequential".
     under_jit: "auto"; "callback", which runs the function in TensorFlow; or "inline", which inlines
-      XLA's code and raises if it cannot.
+      XLA's code and raises an error if it cannot.
 
   Returns:
     a JAX function of pytrees of arrays, positional and by keyword. It returns jax.Arrays in the
@@ -81,7 +81,7 @@ def call_tf(
 
   Raises:
     TypeError: `callable_tf` is not callable; at a call, an argument is not an array.
-    ValueError: an unknown `vmap_method` or `under_jit`; at a call, a result has an unknown shape,
+    ValueError: `vmap_method` or `under_jit` is unknown; at a call, a result has an unknown shape,
       does not match `output_shape_dtype`, or is not a numeric tensor; under jit, inlining is
       impossible, or `call_tf_graph` is set; under `jax.export`, shapes are symbolic.
     LookupError: at a derivative, TensorFlow has no gradient for the function.
@@ -127,27 +127,26 @@ def functional(
   fun_tf: Callable[..., Any], *specs: Any
 ) -> tuple[Callable[..., Any], list[jax.Array]]:
   """Returns a TensorFlow function as a JAX function of its trainable variables, and the values of
-  these.
+  the variables.
 
-  `apply(variables, *args)` computes `fun_tf(*args)` with these values in place of those of its
+  `apply(variables, *args)` computes `fun_tf(*args)` with these values in place of the values of its
   tf.Variables, which stay unchanged. It supports all of JAX's transformations; a vmap over
   variables is sequential. Other captured tensors are read at each call.
 
   Args:
     fun_tf: as for `call_tf`.
-    specs: its arguments, as jax.ShapeDtypeStruct, tf.TensorSpec or arrays; `apply` also takes other
-      shapes. A size may be None.
+    specs: the arguments of `fun_tf`, as jax.ShapeDtypeStruct, tf.TensorSpec or arrays; `apply` also
+      takes other shapes. A size may be None.
 
   Returns:
     (apply, variables): a function, and a list of jax.Arrays in the order in which `fun_tf` first
-    uses them. `apply.variables` is the list of the tf.Variables, to which trained values can be
-    assigned.
+    uses them. `apply.variables` is the list of the tf.Variables; assign trained values to them.
 
   Raises:
     TypeError: `fun_tf` is not callable, or a spec is not an array.
-    ValueError: `fun_tf` captures no trainable variable, or one of unknown shape; a result as for
-      `call_tf`. At a call of `apply`: the values have other shapes than the variables, or `fun_tf`
-      writes variables.
+    ValueError: `fun_tf` captures no trainable variable, or a variable of unknown shape; a result is
+      invalid, as for `call_tf`. At a call of `apply`: the values have other shapes than the
+      variables, or `fun_tf` writes variables.
 
   Examples:
     >>> import jax, tensorflow as tf, jax2tf

@@ -21,8 +21,8 @@ def tf_module(fun_tf: Callable[..., Any], *specs: Any, library: str) -> Any:
   the tf.Variables and returns the TensorFlow model, which `tf.saved_model.save` and Keras can save.
 
   Args:
-    fun_tf: a Keras model or layer, a loaded SavedModel, or any other function as for `call_tf`.
-    specs: its arguments, as for `functional`.
+    fun_tf: a Keras model or layer, a loaded SavedModel, or any other function that `call_tf` takes.
+    specs: the arguments of `fun_tf`, as for `functional`.
     library: "nnx" or "equinox".
 
   Returns:

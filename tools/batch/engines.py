@@ -92,7 +92,7 @@ class Rows:
 
     Raises:
       FileNotFoundError: there is no SavedModel of jax2tf.
-      ValueError: a bad row, or an option that does not fit the model.
+      ValueError: a row is bad, or an option does not fit the model.
     """
     from jax2tf.tools.batch import arrow  # noqa: PLC0415  (pyarrow)
 
@@ -100,7 +100,7 @@ class Rows:
     return arrow.table(arrow.without(table, columns), self._answer(arrow.columns(table, columns)))
 
   def record_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-    """Maps record batches one by one; a function for `mapInArrow` of Spark.
+    """Maps record batches one by one; Spark's `mapInArrow` takes this function.
 
     Args:
       batches: an iterable of pyarrow.RecordBatch.

@@ -17,8 +17,8 @@ __all__ = ["handler", "tables"]
 
 
 def tables(model: str, **options: Any) -> Any:
-  """Makes a DoFn of Arrow tables or record batches, such as `beam.io.ReadFromParquetBatched` reads.
-  It yields tables with the outputs.
+  """Creates a DoFn that maps Arrow tables or record batches, such as
+  `beam.io.ReadFromParquetBatched` reads, to tables with the outputs.
 
   Args:
     model: a SavedModel of jax2tf, or the folder of its versions.
@@ -45,11 +45,11 @@ def tables(model: str, **options: Any) -> Any:
 
 
 def handler(model: str, *, min_batch: int = 32, max_batch: int = 256, **options: Any) -> Any:
-  """Makes a ModelHandler of elements {column: value}, whose inference is {output: value}.
+  """Creates a ModelHandler for elements {column: value}, whose inferences are {output: value}.
 
   Args:
     model: a SavedModel of jax2tf, or the folder of its versions.
-    min_batch, max_batch: the least and the largest number of elements in a batch of Beam.
+    min_batch, max_batch: the smallest and the largest number of elements in a batch of Beam.
     options: as for `engines.Rows`.
 
   Returns:

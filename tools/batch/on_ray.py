@@ -20,7 +20,7 @@ class Actor:
 
   Raises:
     FileNotFoundError: there is no SavedModel of jax2tf.
-    ValueError: an option does not fit the model; at a call, a bad row.
+    ValueError: an option does not fit the model; at a call, a row is bad.
   """
 
   def __init__(self, model: str, **options: Any):
@@ -32,11 +32,11 @@ class Actor:
 
 
 def mapped(dataset: Any, model: str, *, actors: int = 1, blocks: int = 0, **options: Any) -> Any:
-  """Reads a dataset into Ray's object store, spreads its rows over blocks, and maps these to the
-  same with the model's outputs.
+  """Reads a dataset into Ray's object store, spreads its rows over blocks, and replaces the model's
+  inputs by its outputs.
 
-  For more rows than the store holds (it writes the others to disk), map blocks as Ray reads them:
-  `dataset.repartition(target_num_rows_per_block=4096).map_batches(Actor, ...)`.
+  If the store cannot hold all rows, it writes the others to disk. In that case, map blocks as Ray
+  reads them: `dataset.repartition(target_num_rows_per_block=4096).map_batches(Actor, ...)`.
 
   Args:
     dataset: a ray.data.Dataset.
@@ -47,7 +47,7 @@ def mapped(dataset: Any, model: str, *, actors: int = 1, blocks: int = 0, **opti
     options: as for `engines.Rows`.
 
   Returns:
-    a ray.data.Dataset; Ray runs the model when it is read.
+    a ray.data.Dataset; Ray runs the model when the dataset is read.
 
   Raises:
     ImportError: Ray Data is not installed.

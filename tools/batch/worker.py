@@ -86,12 +86,13 @@ def run(
     runner: the model, the `runner` of an `engines.Rows`.
     source: a file that `jax2tf batch` reads.
     target: the file of results, whose name has the same ending.
-    tell: called after each window of rows, and at most once a second within it, with the number of
-      rows since the last call, `rows`, and the part of the file that is done, `part`.
-    state: the `State` that the file must have; by default the one that it has now.
+    tell: called after every window of rows, and at most once a second within a window. Its
+      arguments are `rows`, the number of rows since the last call, and `part`, the finished part of
+      the file.
+    state: the `State` that the file must have; by default its current state.
 
   Returns:
-    the numbers of rows that ran, "rows", and of those that did not, "bad".
+    the number of rows that ran, "rows", and the number of bad rows, "bad".
 
   Raises:
     ValueError: the file cannot be read or changes before it is read to its end, the model can run
