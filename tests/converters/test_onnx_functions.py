@@ -153,7 +153,8 @@ def test_modules_in_loops_and_branches_are_functions(tmp_path: Path) -> None:
     onnx_library.checker.check_model(proto, full_check=True)
     # a module whose nodes differ has a second function, such as first_1
     calls[name] = [re.sub(r"_\d+$", "", call) for call in calls_in(proto.graph)]
-  assert calls == {"loop": ["dense", "steps"], "branch": ["first", "first", "second"]}
+  # `second` has other parameters and the same nodes as `first`, so they share a function
+  assert calls == {"loop": ["dense", "steps"], "branch": ["first", "first", "first"]}
 
 
 @pytest.mark.parametrize("library", ["nnx", "equinox"])
