@@ -149,7 +149,8 @@ def test_kubernetes_manifests_name_each_other():
     .removeprefix("# ")
   )
   page = DEPLOY.parents[1] / "docs" / "deploy" / "kubernetes.md"
-  assert command in page.read_text(encoding="utf-8")
+  typed = page.read_text(encoding="utf-8").replace(" \\\n ", "")  # in one line
+  assert command in typed
   [made] = customized["configMapGenerator"]
   assert made["name"] == pod["spec"]["volumes"][0]["configMap"]["name"]
   files = {Path(file).name for file in made["files"] if (DEPLOY / "kubernetes" / file).is_file()}
