@@ -47,7 +47,7 @@ class SignatureRecord:
     preprocessed, postprocessed: whether TensorFlow functions run before and after the JAX function.
     stateful: whether a call reads and changes the state.
     resets: whether it only restores the initial state.
-    declared: the inputs of `preprocess` as they were given, with their dimension variables,
+    declared: the inputs of `preprocess` as they were passed, with their dimension variables,
       "string[b]".
   """
 
@@ -72,21 +72,21 @@ class SignatureRecord:
 class GenerationRecord:
   """How to generate text with the signatures of a model.
 
-  `init` takes nothing and returns an empty cache, one output for each array. `prefill` reads
-  `tokens`, i32[1,s], at `positions`, i32[1,s], and `decode` reads one token, i32[1,1]. Both also
-  take the cache and return the new one, whose outputs have the names of the inputs, and `logits`,
-  f32[1,V], from which the token after the last one is chosen. A caller passes all arrays of the
-  cache on as they are.
+  `init` takes nothing and returns an empty cache, one output per array. `prefill` reads `tokens`,
+  i32[1,s], at `positions`, i32[1,s], and `decode` reads one token, i32[1,1]. Both also take the
+  cache and return the new one, whose outputs have the names of the inputs, and `logits`, f32[1,V],
+  from which the token after the last one is chosen. A caller passes all arrays of the cache on as
+  they are.
 
   Attributes:
     vocabulary: the number of tokens, V.
     context_length: the number of tokens that fit into a cache.
     cache: {name of an input and output: dtype and shape in jaxpr notation}.
-    piece: the largest number of tokens that `prefill` was compared with JAX for.
+    piece: the largest number of tokens for which `prefill` was compared with JAX.
     stop_tokens: tokens that end an answer.
-    start_token: the token before each text; None if there is none.
+    start_token: the token before every text; None if there is none.
     tokenizer: the file of the tokenizer below the directory; empty without one.
-    chat_template: a Jinja template that makes a prompt of `messages`; empty without one.
+    chat_template: a Jinja template that turns `messages` into a prompt; empty without one.
     init, prefill, decode: names of the signatures.
   """
 
@@ -109,7 +109,7 @@ class Manifest:
 
   Attributes:
     signatures: {name: record}.
-    constraints: conditions on the dimension variables, as given to `convert`.
+    constraints: conditions on the dimension variables, as passed to `convert`.
     parameters: {path: dtype and shape in jaxpr notation}.
     weights: SHA-256 of the values of the parameters, in order of their paths.
     with_gradient: whether the loaded model has derivatives.
@@ -118,7 +118,7 @@ class Manifest:
     state_values: SHA-256 of the values of the state; empty without one.
     generation: how to generate text; None for other models.
     created: time of creation, UTC, ISO 8601.
-    versions: {package: version} of Python and of the packages that made the model.
+    versions: {package: version} of Python and of the packages that built the model.
   """
 
   signatures: Mapping[str, SignatureRecord]
@@ -139,7 +139,7 @@ class Manifest:
     """Writes the file into a SavedModel.
 
     Args:
-      directory: of the SavedModel.
+      directory: the directory of the SavedModel.
 
     Raises:
       OSError: the directory does not exist, or cannot be written.
@@ -152,7 +152,7 @@ class Manifest:
 
 
 def read(directory: paths.Given) -> Manifest:
-  """The manifest of a SavedModel.
+  """Reads the manifest of a SavedModel.
 
   Args:
     directory: the directory of one version, or its address.

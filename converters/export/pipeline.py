@@ -42,14 +42,14 @@ class Exported:
 
   @classmethod
   def at(cls, path: Path, report: Report) -> Exported:
-    """From a published file or folder.
+    """Describes a published file or folder.
 
     Args:
       path: the file, or the folder.
       report: the comparison with JAX.
 
     Returns:
-      these with the total size of the files.
+      the path and the report, with the total size of the files.
     """
     return cls(path, report, _size(path))
 

@@ -44,10 +44,10 @@ class Quantized:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-  """The size and the error of each scheme.
+  """The size and the error of every scheme.
 
   Attributes:
-    rows: one for each scheme.
+    rows: one per scheme.
   """
 
   rows: tuple[Quantized, ...]

@@ -50,7 +50,7 @@ class ExportError(RuntimeError):
 
   Attributes:
     target: "onnx", "tflite" or "tfjs".
-    uses: the ops that the target lacks, each with the primitive and the source line that uses it.
+    uses: the ops that the target lacks, with the primitives and the source lines that use them.
     gaps: the same, with the reasons.
   """
 
@@ -170,8 +170,8 @@ class Source:
 
     Args:
       model: the builder, or the directory of a version, or of a model: of its newest version.
-      signatures: names of the signatures to export. By default all; of several names of one
-        function, the first.
+      signatures: names of the signatures to export. By default all; if a function has several
+        names, the first of them.
       reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}.
         By default, the SavedModel itself.
       params: the parameters of `reference`. Without them it is `fun(*inputs)`.

@@ -18,7 +18,7 @@ _FLAX_RULES = {"cache_index": "start"}
 
 
 def by_token(step: Callable[..., Any]) -> Callable[..., Any]:
-  """A step for any number of tokens of a step that takes one, as attention layers of Flax do.
+  """Turns a step for one token, as attention layers of Flax take it, into a step for any number.
 
   Args:
     step: as `Decoder.step`, for tokens i32[b,1].
@@ -56,12 +56,12 @@ def by_token(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def from_equinox(model: Any, **fields: Any) -> Decoder:
-  """The decoder of an Equinox module that takes its cache as an argument.
+  """Creates the decoder of an Equinox module that takes its cache as an argument.
 
   Args:
     model: called as `model(tokens, positions, cache)`, with `mask` if it takes one, as
       `Decoder.step` without `params`; it returns (logits, cache).
-    fields: of the `Decoder`: `init_cache`, `context_length` and others.
+    fields: fields of the `Decoder`: `init_cache`, `context_length` and others.
 
   Returns:
     the decoder.
@@ -69,7 +69,7 @@ def from_equinox(model: Any, **fields: Any) -> Decoder:
   Raises:
     ImportError: Equinox is not installed.
     ValueError: a field does not fit.
-    TypeError: a field is no function.
+    TypeError: a field is not a function.
   """
   equinox = importlib.import_module("equinox")
   params, rest = equinox.partition(model, equinox.is_array)
@@ -83,22 +83,22 @@ def from_equinox(model: Any, **fields: Any) -> Decoder:
 
 
 def from_flax_linen(module: Any, params: Any, **fields: Any) -> Decoder:
-  """The decoder of a Flax linen module that keeps its cache in the collection "cache", as
+  """Creates the decoder of a Flax linen module that keeps its cache in the collection "cache", as
   `flax.linen.MultiHeadDotProductAttention(decode=True)` does, one token at a time.
 
   Args:
     module: called as `module.apply(variables, tokens)` -> logits. Its `init` for tokens i32[b,n]
       makes a cache of length n.
     params: the collection "params".
-    fields: of the `Decoder`: `context_length` and others. `rules` are added to that of the index
-      in Flax' attention.
+    fields: fields of the `Decoder`: `context_length` and others. `rules` are added to the rule for
+      the index in Flax' attention.
 
   Returns:
     the decoder.
 
   Raises:
     ValueError: a field does not fit.
-    TypeError: a field is no function.
+    TypeError: a field is not a function.
   """
 
   def one(params: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
@@ -118,14 +118,14 @@ def from_flax_linen(module: Any, params: Any, **fields: Any) -> Decoder:
 
 
 def from_flax_nnx(model: Any, **fields: Any) -> Decoder:
-  """The decoder of a Flax nnx module.
+  """Creates the decoder of a Flax nnx module.
 
   Args:
     model: called as `model(tokens, positions, cache)`, with `mask` if it takes one, as
       `Decoder.step` without `params`. Without `init_cache` among the fields it is called as
       `model(tokens)` -> logits, one token at a time, and its cache is that of its
       `nnx.MultiHeadAttention(decode=True)`.
-    fields: of the `Decoder`: `context_length` and others.
+    fields: fields of the `Decoder`: `context_length` and others.
 
   Returns:
     the decoder.
@@ -133,7 +133,7 @@ def from_flax_nnx(model: Any, **fields: Any) -> Decoder:
   Raises:
     ImportError: Flax is not installed.
     ValueError: a field does not fit.
-    TypeError: a field is no function.
+    TypeError: a field is not a function.
   """
   nnx = importlib.import_module("flax.nnx")
   if "init_cache" not in fields:
@@ -142,19 +142,19 @@ def from_flax_nnx(model: Any, **fields: Any) -> Decoder:
 
 
 def from_gemma(model: Any, params: Any, **fields: Any) -> Decoder:
-  """The decoder of a model of the package `gemma`, such as `gm.nn.Gemma3_270M()`.
+  """Creates the decoder of a model of the package `gemma`, such as `gm.nn.Gemma3_270M()`.
 
   Args:
     model: the linen module.
     params: its parameters.
-    fields: of the `Decoder`: `context_length` and others.
+    fields: fields of the `Decoder`: `context_length` and others.
 
   Returns:
     the decoder.
 
   Raises:
     ValueError: a field does not fit.
-    TypeError: a field is no function.
+    TypeError: a field is not a function.
   """
 
   def step(
@@ -175,12 +175,12 @@ def from_gemma(model: Any, params: Any, **fields: Any) -> Decoder:
 
 
 def from_tunix(model: Any, *, dtype: Any = jnp.float32, **fields: Any) -> Decoder:
-  """The decoder of a model of the package `tunix`, such as its Gemma 3, Llama 3 and Qwen 3.
+  """Creates the decoder of a model of the package `tunix`, such as its Gemma 3, Llama 3 and Qwen 3.
 
   Args:
     model: the nnx module.
-    dtype: of the cache.
-    fields: of the `Decoder`: `context_length` and others.
+    dtype: the dtype of the cache.
+    fields: fields of the `Decoder`: `context_length` and others.
 
   Returns:
     the decoder.
@@ -188,7 +188,7 @@ def from_tunix(model: Any, *, dtype: Any = jnp.float32, **fields: Any) -> Decode
   Raises:
     ImportError: Flax is not installed.
     ValueError: a field does not fit.
-    TypeError: a field is no function.
+    TypeError: a field is not a function.
   """
   config = model.config
 
@@ -213,14 +213,14 @@ def from_tunix(model: Any, *, dtype: Any = jnp.float32, **fields: Any) -> Decode
 def from_bonsai(
   model: Any, new_cache: Callable[[int, int], Any], *, context_length: int, **fields: Any
 ) -> Decoder:
-  """The decoder of a language model of the package `bonsai`, such as its Qwen 3.
+  """Creates the decoder of a language model of the package `bonsai`, such as its Qwen 3.
 
   Args:
     model: the nnx module, called as `model(tokens, cache=cache, segment_ids=segment_ids)`.
     new_cache: (batch, length) -> the library's empty cache, as `init_cache(config, batch, length,
-      0, dtype)` of its module gives it.
+      0, dtype)` of its module returns it.
     context_length: the length of the cache, a power of two, to which the library rounds.
-    fields: of the `Decoder`.
+    fields: fields of the `Decoder`.
 
   Returns:
     the decoder.
@@ -228,7 +228,7 @@ def from_bonsai(
   Raises:
     ImportError: Flax is not installed.
     ValueError: a field does not fit.
-    TypeError: a field is no function.
+    TypeError: a field is not a function.
   """
   nnx = importlib.import_module("flax.nnx")
   graph, params, rest = nnx.split(model, nnx.Param, ...)
@@ -257,7 +257,8 @@ def from_bonsai(
 
 
 def _of_nnx(model: Any, call: Callable[..., Any], fields: Mapping[str, Any]) -> Decoder:
-  """The decoder of a model that is called as `call(model, tokens, positions, cache, mask=mask)`."""
+  """Creates the decoder of a model that is called as `call(model, tokens, positions, cache,
+  mask=mask)`."""
   nnx = importlib.import_module("flax.nnx")
   graph, params, rest = nnx.split(model, nnx.Param, ...)
 
@@ -270,7 +271,7 @@ def _of_nnx(model: Any, call: Callable[..., Any], fields: Mapping[str, Any]) -> 
 
 
 def _with_own_cache(nnx: Any, model: Any, fields: dict[str, Any]) -> Decoder:
-  """The decoder of a model whose attention layers hold the cache."""
+  """Creates the decoder of a model whose attention layers hold the cache."""
   filled = nnx.clone(model)
   for _, module in nnx.iter_modules(filled):
     if isinstance(module, nnx.MultiHeadAttention):

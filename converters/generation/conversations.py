@@ -23,7 +23,7 @@ _LONGEST_PROMPT = 512  # tokens, of a prompt whose length does not follow from t
 
 @dataclass(frozen=True)
 class Turn:
-  """What one turn asks for.
+  """One turn of a conversation.
 
   Attributes:
     prompt: the tokens of the prompt, at least one.

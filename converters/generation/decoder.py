@@ -32,29 +32,28 @@ class Decoder:
   `step(params, tokens, positions, cache)` takes tokens i32[b,s], their positions i32[b,s], and the
   cache; it returns logits f[b,s,V] and the new cache. It writes the rows of its tokens at their
   positions, and a token attends to the rows at positions up to its own. If it has a parameter named
-  `mask`, it gets that as bool[b,s,C] by this keyword: which of the C rows each token may see.
+  `mask`, it gets bool[b,s,C] by this keyword, which says which of the C rows every token may see.
 
   Attributes:
     step: the function, for any number of tokens.
     params: the pytree of its parameters.
     init_cache: (batch, length) -> the empty cache.
-    context_length: how many tokens fit into a cache.
+    context_length: the number of tokens that fit into a cache.
     decode: as `step`, for one token, if another function is better for that.
     rules: {path of a cache leaf, or the end of its path: rule} for leaves that follow from the
       positions, such as the number of tokens so far: "start", the position of the first token of
       the call; "slots", 0, 1, 2 ... along the last axis; a number; or a function (positions i32[b,
-      s], length) -> array. The rule says what the leaf is before the call.
+      s], length) -> array. The rule is the value of the leaf before the call.
     reference: (params, tokens i32[b,s]) -> logits f[b,s,V], the model without a cache, with which
       files are compared. By default `step` with the whole text at once and an empty cache.
     stop_tokens: tokens that end an answer.
-    start_token: the token before each text, if the engine is to add one.
+    start_token: the token that the engine adds before every text, if any.
     tokenizer: the file tokenizer.json of Hugging Face, or the .model of SentencePiece.
-    chat_template: a Jinja template of `messages`, which makes a prompt of a chat.
+    chat_template: a Jinja template of `messages`, which turns a chat into a prompt.
 
   Raises:
-    ValueError: a field does not fit the others (an `ArgumentError`). Nothing is computed to find
-      that.
-    TypeError: `step` or `init_cache` is no function.
+    ValueError: a field does not fit the others (an `ArgumentError`). The check computes nothing.
+    TypeError: `step` or `init_cache` is not a function.
 
   Examples:
     >>> import jax.numpy as jnp, numpy as np
@@ -113,7 +112,7 @@ class Decoder:
 
   @functools.cached_property
   def dtypes(self) -> frozenset[Any]:
-    """The floating point dtypes of parameters, cache and logits, by which a comparison finds its
+    """The floating point dtypes of parameters, cache and logits, from which a comparison takes its
     tolerances."""
     arrays = [*jax.tree.leaves(self.params), *self.cache.leaves, *self._logits]
     dtypes = {jnp.dtype(array.dtype) for array in arrays if hasattr(array, "dtype")}
@@ -148,10 +147,10 @@ class Decoder:
       params: the parameters.
       tokens, positions: i32[b,s].
       rows: {path of a leaf: array}, of any length.
-      mask: bool[b,s,C]; by default what `causal` gives.
+      mask: bool[b,s,C]; by default the causal mask.
 
     Returns:
-      (logits f[b,s,V], {path: array}).
+      the logits, f[b,s,V], and the new rows by path.
 
     Raises:
       ValueError: the cache has carried leaves.

@@ -63,12 +63,12 @@ def save(
     conversations: what to compare, tuples of `Turn`; by default random prompts of several lengths.
     own_pieces: for a model which computes something else from a prompt in pieces than from the
       whole prompt: compare with JAX in the engine's pieces. By default such a model is refused.
-    tolerance: the share of the largest logit by which logits may differ from JAX's. By default that
-      of the coarsest dtype of parameters, cache and logits (`TOLERANCES`).
-    least_agreement: for a file with rounded weights, the least share of tokens that are JAX's. By
-      default the share is reported only.
+    tolerance: the share of the largest logit by which logits may differ from JAX's. By default, the
+      tolerance of the coarsest dtype of parameters, cache and logits (`TOLERANCES`).
+    least_agreement: for a file with rounded weights, the smallest share of tokens that must equal
+      JAX's. By default, the share is only reported.
     overwrite: whether to replace an existing file or folder.
-    options: of the target.
+    options: options of the target.
 
   Returns:
     the path, the report of the comparison and the size.
@@ -113,7 +113,7 @@ def compare(
     path: the file or folder.
     target: the engine, one of `TARGETS`.
     conversations, own_pieces, tolerance: as for `save`.
-    options: those that it was written with.
+    options: the options that it was written with.
 
   Returns:
     the report; `ok` says whether the tokens agree.
@@ -142,10 +142,10 @@ def run(path: str | os.PathLike[str], prompt: str, *, target: str, new: int = 32
     path: a file or folder that `save` wrote, with a tokenizer.
     prompt: the text to continue, as it is.
     target: the engine, one of `TARGETS`.
-    new: the most tokens to generate.
+    new: the largest number of tokens to generate.
 
   Returns:
-    the text behind the prompt.
+    the text after the prompt.
 
   Raises:
     FileNotFoundError: there is no such file.

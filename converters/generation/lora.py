@@ -26,18 +26,18 @@ _KERNEL, _NESTED, _NAMES = "kernel", "lora", frozenset({"lora_a", "lora_b"})
 def merged_lora(
   params: Mapping[str, Any], scale: float, *, contracted: Mapping[str, Sequence[int]] | None = None
 ) -> dict[str, Any]:
-  """The parameters of the model without adapters that computes the same.
+  """Returns the parameters of a model without adapters that computes the same.
 
-  Known are the names of Qwix and Tunix (`w`, `w_lora_a`, `w_lora_b`) and of `flax.nnx.LoRALinear`
-  (`kernel` beside `lora/lora_a` and `lora/lora_b`). The sum is computed in float32, or in the
-  weight's dtype if that is wider.
+  It recognises the names of Qwix and Tunix (`w`, `w_lora_a`, `w_lora_b`) and of
+  `flax.nnx.LoRALinear` (`kernel` beside `lora/lora_a` and `lora/lora_b`). The sum is computed in
+  float32, or in the weight's dtype if that is wider.
 
-  Give the function with adapters as the `reference` of a `Decoder` with merged parameters: the
-  check of the export then compares both.
+  Pass the function with adapters as the `reference` of a `Decoder` with merged parameters: the
+  export then compares both.
 
   Args:
     params: nested dicts of arrays; of an nnx model `nnx.to_pure_dict(state)`.
-    scale: what the adapters are multiplied with, which is `alpha / rank` in Qwix and 1 in Flax.
+    scale: the factor of the adapters, which is `alpha / rank` in Qwix and 1 in Flax.
     contracted: {path of a weight, or its end: its axes that the input is contracted with}, for
       weights whose shape allows several, such as square ones: `{"kernel": [0]}`.
 
@@ -47,8 +47,8 @@ def merged_lora(
   Raises:
     ValueError: there is no adapter; one lacks its other half or its weight; its shape does not fit
       the weight, or fits in several ways.
-    TypeError: a weight with an adapter is no array of floats, such as a quantized one: export that
-      with its adapters.
+    TypeError: a weight with an adapter is not an array of floats, such as a quantized weight:
+      export such a model with its adapters.
 
   Examples:
     >>> import numpy as np

@@ -33,14 +33,14 @@ class Row:
   """One conversation in one engine.
 
   Attributes:
-    engine: what ran it.
+    engine: the engine that ran it.
     prompts: the numbers of tokens of its prompts, "5 + 9".
-    tokens: how many tokens the engine generated.
-    equal: how many of them are those that JAX chooses after the same tokens.
-    near: how many others are near ties.
+    tokens: the number of tokens that the engine generated.
+    equal: the number of them that JAX also chooses after the same tokens.
+    near: the number of other tokens that are near ties.
     margin: by how much JAX's choice exceeds the engine's in JAX's logits, at most; 0 if all are
       equal.
-    max_abs: the largest difference of the logits; None if the engine gives none.
+    max_abs: the largest difference of the logits; None if the engine returns none.
     problem: what is wrong; empty if nothing is.
   """
 
@@ -60,9 +60,9 @@ class LoopReport:
 
   Attributes:
     model: what was compared.
-    rows: one for each engine and conversation.
+    rows: one per engine and conversation.
     versions: {package: version}.
-    remarks: what a reader has to know besides, such as differences of JAX against JAX.
+    remarks: what else a reader must know, such as differences of JAX against JAX.
   """
 
   model: str
@@ -97,7 +97,7 @@ class LoopReport:
     return f"{how}: the tokens that JAX chooses are {shares}{ties}{remarks}"
 
   def problems(self) -> list[str]:
-    """One line for each row that does not agree."""
+    """One line for every row that does not agree."""
     return [
       f"{row.engine}, prompts of {row.prompts} tokens: {row.problem}"
       for row in self.rows
@@ -136,7 +136,7 @@ def compared(
   """Compares one conversation.
 
   Args:
-    engine: what ran it.
+    engine: the engine that ran it.
     conversation: what was asked for.
     generated: what came.
     reference: JAX's logits for given tokens.

@@ -21,11 +21,11 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
   """A JAX function as a layer of Keras on TensorFlow.
 
   The parameters are the layer's weights. The layer takes its inputs as a tensor, as a list in the
-  order of `inputs`, or as a dict by their names. An input that is a pytree is given as the list or
+  order of `inputs`, or as a dict by their names. An input that is a pytree is passed as the list or
   dict of its leaves.
 
   If the function has an argument `training`, the layer passes a Python bool that says whether Keras
-  trains. If it has an argument `key`, the layer passes a new random key for each call, from a seed
+  trains. If it has an argument `key`, the layer passes a new random key for every call, from a seed
   generator among the weights. If it has both, the key is None outside of training.
 
   A `.keras` file holds the TensorFlow graphs, with first and second derivatives, in the layer's
@@ -114,7 +114,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
       )
 
   def values(self) -> dict[str, np.ndarray]:
-    """The weights as they are now, for instance to give them back to JAX after a training.
+    """The current weights, for instance to return them to JAX after training.
 
     Returns:
       {path: array}, with paths such as "encoder/0/kernel"; the state is below "state/".
@@ -212,7 +212,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
 
   @classmethod
   def from_config(cls, config: dict[str, Any]) -> Layer:
-    """Makes the layer of a config. Its weights are NaN until they are loaded.
+    """Creates the layer from a config. Its weights are NaN until they are loaded.
 
     Args:
       config: the result of `get_config`.

@@ -20,7 +20,7 @@ def from_flax_nnx(
   arguments: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Layer:
-  """Makes a `Layer` of a Flax nnx module. The module runs in training mode when Keras trains,
+  """Creates a `Layer` from a Flax nnx module. The module runs in training mode when Keras trains,
   otherwise in inference mode.
 
   Variables that a call in training changes, such as the statistics of BatchNorm and the counts of
@@ -28,8 +28,8 @@ def from_flax_nnx(
 
   Args:
     model: a flax.nnx.Module. Its `nnx.Param`s are trainable.
-    inputs: as for `Layer`: a name, dtype and shape for each argument of the call, in order, such as
-      {"x": "f32[b,784]"}.
+    inputs: as for `Layer`: a name, dtype and shape for every argument of the call, in order, such
+      as {"x": "f32[b,784]"}.
     call: the name of the method to call.
     arguments: its other arguments, by name. The layer passes `train`, `deterministic` and similar
       flags itself.
@@ -69,12 +69,12 @@ def from_flax_linen(
   arguments: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Layer:
-  """Makes a `Layer` of a Flax linen module and its variables.
+  """Creates a `Layer` from a Flax linen module and its variables.
 
   Args:
     module: a flax.linen.Module.
     variables: the result of `module.init`; the collection `params` is trainable.
-    rngs: keys by name, such as {"dropout": jax.random.key(0)}. They are state: each call in
+    rngs: keys by name, such as {"dropout": jax.random.key(0)}. They are state: every call in
       training splits them.
     mutable: the collections that a call in training may change; by default all except `params`.
     inputs, call, arguments, options: as for `from_flax_nnx`.
@@ -119,12 +119,12 @@ def from_haiku(
   arguments: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Layer:
-  """Makes a `Layer` of a Haiku transform.
+  """Creates a `Layer` from a Haiku transform.
 
   Args:
     transformed: the result of `hk.transform` or `hk.transform_with_state`.
     params, state: the result of its `init`.
-    rng: a key, u32[2] or key<fry>[], if the model draws random numbers; each call in training
+    rng: a key, u32[2] or key<fry>[], if the model draws random numbers; every call in training
       splits it.
     inputs, arguments, options: as for `from_flax_nnx`.
 
@@ -132,8 +132,8 @@ def from_haiku(
     the layer.
 
   Raises:
-    TypeError: `transformed` is not a Haiku transform, or `state` is given to one without a state or
-      missing for one with a state; others as for `Layer`.
+    TypeError: `transformed` is not a Haiku transform, or `state` is passed for a transform without
+      state, or missing for a transform with state; others as for `Layer`.
     ImportError: Haiku is not installed.
     ValueError: as for `Layer`.
     NotImplementedError: as for `Layer`.
@@ -167,12 +167,12 @@ def from_equinox(
   arguments: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Layer:
-  """Makes a `Layer` of an Equinox module.
+  """Creates a `Layer` from an Equinox module.
 
   Args:
     model: an equinox.Module; its floating point arrays are trainable.
     state: the equinox.nn.State of `eqx.nn.make_with_state`.
-    rng: a key, u32[2] or key<fry>[], that the model takes as `key`; each call in training splits
+    rng: a key, u32[2] or key<fry>[], that the model takes as `key`; every call in training splits
       it.
     batched: whether the model takes one example and the inputs are batches; the layer then maps it
       over their dimension 0.

@@ -58,12 +58,12 @@ def save(
   rtol: float | None = None,
   atol: float | None = None,
 ) -> Exported:
-  """Exports `fun(params, *inputs)`.
+  """Exports `fun(params, *inputs)` as an ONNX model.
 
   Args:
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
-    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
-      values (docs/guide/fused.md).
+    idioms: as for `jax2tf.convert`. By default, the fused idioms for which the runtime computes
+      JAX's values (docs/guide/fused.md).
     path, overwrite, opset, external_data_threshold, precision: as for `save_model`.
     quantization, representative_dataset, least_cosine, least_top_1: as for `save_model`.
     scores, narrow_inputs, functions, inputs_as_nchw, outputs_as_nchw: as for `save_model`.
@@ -148,55 +148,57 @@ def save_model(
   `dim_param`. A complex input or output c64[b] is f32[b,2] in the file.
 
   Args:
-    model: a `saved_model.Model`, or the directory of any SavedModel. One of XlaCallModule ops is
-      opened on the way, as by `opened.save`.
+    model: a `saved_model.Model`, or the directory of any SavedModel. A SavedModel of XlaCallModule
+      ops is opened first, as by `opened.save`.
     path: the file, `model.onnx`, or its address in another file system of TensorFlow. Large
       parameters go into a second file beside it, `model-<hash>.data`, to which it refers.
     signatures: [name], if the model has several signatures. An ONNX model has one.
     reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel
       run by TensorFlow.
     params: the parameters of `reference`.
-    idioms: the idioms that the model must have; they are those that it was made with.
+    idioms: the idioms with which the model must have been converted. By default, any.
     overwrite: whether to replace an existing file.
-    opset: the version of ONNX's operators, from 18 to the newest that the installed ONNX Runtime
-      opens. Newer ones have more nodes, such as Gelu and RMSNormalization. By default 18, or the
-      oldest that has the dtypes of the parameters: 19 for float8, 21 for those of 4 bits.
+    opset: the version of ONNX's operators, from 18 to the newest version that the installed ONNX
+      Runtime opens. Newer versions have more operators, such as Gelu and RMSNormalization. By
+      default 18, or the oldest version that has the dtypes of the parameters: 19 for float8, 21 for
+      dtypes of 4 bits.
     external_data_threshold: the total size of the parameters in bytes above which they go into the
       second file.
     precision: "float32"; or "float16": products and the ops that follow them compute in float16,
       and large weights have half the size. Sums, softmax, norms, exponentials, loops and branches
-      stay in float32, and so do inputs and outputs (`keep_io_types`). The comparison is for
-      ordinary inputs and those of `examples`, with the tolerances of float16.
+      stay in float32, and so do inputs and outputs (`keep_io_types`). The comparison uses ordinary
+      inputs and `examples`, with the tolerances of float16.
     quantization: None; "dynamic_int8": the weights of products, and their operands at run time;
       "int8": weights and operands of products and convolutions, calibrated, between QuantizeLinear
       and DequantizeLinear. All other ops compute in float32.
-    representative_dataset: typical inputs of the model, for "int8", which needs them unless the
-      function has quant.fake_quant of Qwix, and for the comparison of "dynamic_int8": an iterable
-      of {input: array}, or a function without arguments that returns one. "int8" holds every fifth
-      sample back from the calibration, and is compared with the reference on these. If there are
-      fewer than five, all calibrate and all are compared.
-    least_cosine: the least cosine between an output of a quantised model and the reference's. By
-      default `LEAST_COSINE[quantization]`. On representative samples the cosine without the mean of
-      the outputs must be at least 1 - 10 * (1 - least_cosine).
-    least_top_1: the least share of representative rows for which the largest of an output's scores
-      is the reference's, or for which an integer output is equal. By default
+    representative_dataset: typical inputs of the model: an iterable of {input: array}, or a
+      function without arguments that returns an iterable. "int8" needs them unless the function has
+      quant.fake_quant of Qwix; "dynamic_int8" uses them for the comparison. "int8" holds back every
+      fifth sample from the calibration, and compares these with the reference. If there are fewer
+      than five samples, it calibrates with all and compares all.
+    least_cosine: the smallest permitted cosine between an output of a quantised model and the
+      reference's output. By default `LEAST_COSINE[quantization]`. On representative samples the
+      cosine without the mean of the outputs must be at least 1 - 10 * (1 - least_cosine).
+    least_top_1: the smallest permitted share of representative rows in which the class with the
+      largest score is the reference's, or in which an integer output is equal. By default
       `LEAST_TOP_1[quantization]`.
-    scores: the outputs that are scores of classes, along the last axis. By default those whose
-      values, in the reference, are at least 0 and have the sum 1.
+    scores: the outputs that are scores of classes, along the last axis. By default, the outputs
+      whose values in the reference are at least 0 and have the sum 1.
     narrow_inputs: the 8-bit inputs of rank 3 and more whose representative values may lie within 32
-      numbers, as those of masks do.
-    functions: "modules" for an ONNX function for each module of the model, which viewers show as
-      one node: modules of Flax linen and Haiku, `jax.named_scope`, and modules of nnx and Equinox
-      in models of `saved_model.from_flax_nnx` and `from_equinox`, or in functions of
+      numbers, as the values of masks do.
+    functions: "modules" to write an ONNX function for every module of the model, which viewers show
+      as one node: modules of Flax linen and Haiku, `jax.named_scope`, and modules of nnx and
+      Equinox in models of `saved_model.from_flax_nnx` and `from_equinox`, or in functions of
       `saved_model.with_module_scopes`. It needs the JAX function.
     inputs_as_nchw, outputs_as_nchw: the inputs and outputs f32[b,height,width,channels] of the
       function that are f32[b,channels,height,width] in the file. `sizes`, `examples` and
       `representative_dataset` stay as the function has them.
-    keep_io_types: False beside `precision="float16"` for float16 inputs and outputs where the
-      function has float32 ones, as WebGPU takes them without conversion.
-    attention_nodes: True for an Attention in place of the products and the softmax of attention in
-      float32, for readers that have it; ONNX Runtime on a CPU takes the same time. From opset 23
-      on, which is the default then. Masks must be numbers of at most -1e30, or -inf.
+    keep_io_types: False with `precision="float16"` makes the float32 inputs and outputs of the
+      function float16 in the file; WebGPU takes these without a conversion.
+    attention_nodes: True writes an Attention node in place of the products and the softmax of
+      attention in float32, for readers that have it; ONNX Runtime on a CPU takes the same time. It
+      needs opset 23, which is then the default, or newer. Masks must be numbers of at most -1e30,
+      or -inf.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
     samples: the number of random inputs per kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
@@ -205,7 +207,7 @@ def save_model(
 
   Returns:
     the path of the file, the report of the comparison, the total size of the files, and the oldest
-    releases of ONNX Runtime for it, which the metadata of the file name too.
+    releases of ONNX Runtime for it. The metadata of the file also name them.
 
   Raises:
     ExportError: ONNX or ONNX Runtime lacks ops or dtypes, all listed with their source lines; or an
@@ -218,7 +220,7 @@ def save_model(
     ValueError: there are several signatures; `signatures`, `opset`, `precision`, `quantization` or
       an address is not valid; `quantization` lacks its data, or an option does not apply to it;
       `representative_dataset` does not fit the inputs, has one value everywhere, or images of few
-      values; an input and an output have one name; the function calls back into Python.
+      values; an input and an output have the same name; the function calls back into Python.
 
   Examples:
     >>> from jax2tf.converters import onnx, saved_model
@@ -254,15 +256,15 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
 
   Args:
     path: the .onnx file.
-    inputs: {input: array}. A complex one may be its parts, f32[b,2] for c64[b]. Those of
-      `inputs_as_nchw` are NCHW, as in any other runtime.
+    inputs: {input: array}. A complex input may be passed as its parts, f32[b,2] for c64[b]. Inputs
+      of `inputs_as_nchw` are NCHW, as in any other runtime.
 
   Returns:
-    {output: array}. Outputs that are bfloat16 or complex in JAX are so here.
+    {output: array}. Outputs that are bfloat16 or complex in JAX have the same dtype here.
 
   Raises:
-    FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that
-      TensorFlow does not have.
+    FileNotFoundError, IsADirectoryError, ValueError: `path` is not a file, or is in a file system
+      that TensorFlow does not have.
     ImportError: onnxruntime is missing.
     RuntimeError: ONNX Runtime fails. The message quotes it.
 

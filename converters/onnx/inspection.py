@@ -30,7 +30,7 @@ _RUNS = 5  # of which the times are the mean
 
 
 def inspect(path: str | os.PathLike[str]) -> Contents:
-  """The contents of an ONNX file, from any exporter.
+  """Reads the contents of an ONNX file from any exporter.
 
   Args:
     path: the .onnx file; the files with its weights are beside it.
@@ -41,7 +41,7 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
   Raises:
     FileNotFoundError: there is no file.
     ImportError: onnx is missing.
-    ValueError: it is no ONNX file.
+    ValueError: it is not an ONNX file.
 
   Examples:
     >>> from jax2tf.converters import onnx
@@ -230,8 +230,8 @@ def verify(
 
   Args:
     path: the .onnx file.
-    reference: the JAX function `fun(params, *inputs)`, of the inputs of the file in its order. Of
-      inputs and outputs that this package has written as NCHW, it takes and gives NHWC.
+    reference: the JAX function `fun(params, *inputs)`, of the inputs of the file in its order. If
+      this package wrote inputs or outputs as NCHW, the function takes and returns NHWC.
     params: the parameters. Without them the reference is `fun(*inputs)`.
     constraints: conditions on the sizes.
     sizes, samples, rtol, atol, inputs, hostile: as in `jax2tf.converters.verify.verify`.

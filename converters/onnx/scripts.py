@@ -22,8 +22,8 @@ _MARK, _SAYS = "PreventGradient", "needs_custom_op_handlers_of_jax2tf_converters
 
 
 def custom_op_handlers() -> dict[str, tuple[Handler, list[str]]]:
-  """Handlers of ops that tf2onnx mistranslates: for `custom_op_handlers` of `tf2onnx.convert`. They
-  need `prepared`.
+  """Returns the handlers of ops that tf2onnx mistranslates, for `custom_op_handlers` of
+  `tf2onnx.convert`. They need `prepared`.
 
   Returns:
     {type of op: (handler, [type of the ONNX node])}, a new dict.
@@ -47,7 +47,7 @@ class Prepared:
   function: Any
 
   def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
-    """The prepared ConcreteFunction, as tf2onnx asks for it.
+    """Returns the prepared ConcreteFunction; tf2onnx calls this method.
 
     Args:
       args, kwargs: tf.TensorSpecs of the arguments. For a ConcreteFunction they are not used,
@@ -57,7 +57,7 @@ class Prepared:
       a ConcreteFunction with the same names and structure of arguments and results.
 
     Raises:
-      ValueError: it writes variables, or takes or returns bfloat16.
+      ValueError: the function writes variables, or takes or returns bfloat16.
     """
     of_specs = getattr(self.function, "get_concrete_function", None)
     concrete = of_specs(*args, **kwargs) if of_specs else self.function
@@ -67,12 +67,13 @@ class Prepared:
 
 
 def prepared(function: Any) -> Prepared:
-  """The same function in ops that tf2onnx translates, and ONNX Runtime computes, as JAX does.
+  """Returns the same function in ops that tf2onnx translates, and ONNX Runtime computes, as JAX
+  does.
 
-  tf2onnx translates some ops of converted functions, such as Select, to other values, and lacks
-  some. Write both calls: `tf2onnx.convert.from_function(onnx.prepared(f), input_signature,
-  opset=18, custom_op_handlers=onnx.custom_op_handlers())`. Without the handlers ONNX Runtime
-  refuses the model. Parameters become constants.
+  tf2onnx changes the values of some ops of converted functions, such as Select, and lacks others.
+  Call both functions: `tf2onnx.convert.from_function(onnx.prepared(f), input_signature, opset=18,
+  custom_op_handlers=onnx.custom_op_handlers())`. Without the handlers ONNX Runtime refuses the
+  model. Parameters become constants.
 
   Args:
     function: a tf.function, or a ConcreteFunction such as a signature of a SavedModel; or a Python

@@ -25,10 +25,10 @@ class Batching:
     max_request_size: the largest number of rows in a request; larger requests are refused. 0 means
       max_batch_size. A larger value splits requests, and needs allowed_batch_sizes.
     batch_timeout_micros: how long the first request of a batch waits for others, in microseconds.
-    num_batch_threads: how many batches run concurrently.
-    allowed_batch_sizes: each batch is padded to the next of these sizes. They increase and end with
+    num_batch_threads: the number of batches that run concurrently.
+    allowed_batch_sizes: a batch is padded to the next of these sizes. They increase and end with
       max_batch_size. Empty: no padding.
-    max_enqueued_batches: how many batches may wait; requests beyond them are refused.
+    max_enqueued_batches: the number of batches that may wait; further requests are refused.
     low_priority_max_batch_size, low_priority_batch_timeout_micros: the same for requests that the
       server marks as low priority.
     low_priority_allowed_batch_sizes, low_priority_max_enqueued_batches: likewise.
@@ -89,11 +89,11 @@ class Batching:
         )
 
   def batched(self, function: Any, name: str) -> Callable[..., dict[str, tf.Tensor]]:
-    """Puts a queue in front of a function; requests that wait together are one batch.
+    """Puts a queue in front of a function; requests that wait together form one batch.
 
     Args:
       function: a tf.function with one input signature, tensors -> {name: tensor}.
-      name: what the queue is called in the graph.
+      name: the name of the queue in the graph.
 
     Returns:
       a function of the same tensors, with the same results.

@@ -23,12 +23,12 @@ from .state import State
 
 
 class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
-  """Parameters as tf.Variables, and functions of them: the builder of a SavedModel.
+  """The builder of a SavedModel: parameters as tf.Variables, and functions of these parameters.
 
   The result is a reusable SavedModel (https://www.tensorflow.org/hub/reusable_saved_models): it has
   `variables`, `trainable_variables` and `__call__`, the first function added. `captured_variables`
-  are those that a function captures through `jax2tf.call_tf`; trainable ones are in
-  `trainable_variables` too.
+  are the variables that a function captures through `jax2tf.call_tf`; `trainable_variables` also
+  has the trainable ones.
 
   Args:
     params: a pytree of arrays. Each becomes a tf.Variable named by its path, which shares the
@@ -39,20 +39,20 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
       with bools. None trains all but the statistics of normalisations (`mean` beside `var`,
       `batch_stats/...`). Only floating point and complex parameters are trainable.
     stored_dtype: the dtype that stores wider floating point parameters, such as jnp.bfloat16, which
-      halves float32's file and memory. The model casts the rounded parameters back before use, and
-      computes in its own dtypes.
+      halves the file and the memory of float32 parameters. The model casts the rounded parameters
+      back before use, and computes in its own dtypes.
     polymorphic_constraints: conditions on dimension variables, such as "b <= 512". They apply to
       functions whose inputs have the variable.
     with_gradient: whether TensorFlow can differentiate the loaded model.
-    gradient_orders: with a gradient, how many orders of derivatives the file holds. The loaded
-      model raises for a higher order.
+    gradient_orders: with a gradient, the number of derivative orders in the file. The loaded model
+      raises an error for a higher order.
     idioms: as for `jax2tf.convert`: "exact", "fused" to allow TensorFlow's composite ops too, or
-      names of some.
+      the names of some of them.
 
   Raises:
     TypeError: a leaf of `params` is not an array of numbers.
-    ValueError: two leaves have one path; `state` has no leaves; `trainable` does not fit `params`;
-      `stored_dtype` is not a floating point dtype.
+    ValueError: two leaves have the same path; `state` has no leaves; `trainable` does not fit
+      `params`; `stored_dtype` is not a floating point dtype.
 
   Examples:
     >>> import numpy as np
@@ -147,7 +147,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
 
   @property
   def idioms(self) -> str:
-    """Those of all its functions, as for `jax2tf.convert`."""
+    """The idioms of all functions, as for `jax2tf.convert`."""
     return self._options.value[1]["idioms"]
 
   def add(
@@ -176,27 +176,27 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
       inputs: {name: spec} for the arguments after `params`, in order. A spec is a dtype and shape
         in jaxpr notation, "f32[b,784]", a jax.ShapeDtypeStruct, or a pytree of these. A leaf of a
         pytree is named by its path, `batch_ids`. Symbolic dimensions become None in the signature.
-      outputs: names for the leaves of the result, or {path: name}. By default each is named by its
-        path in the result.
+      outputs: names for the leaves of the result, or {path: name}. By default, a leaf is named by
+        its path in the result.
       signatures: the name of the signature, or several names for the same signature.
       method: the name of an attribute of the loaded model that calls the function directly, without
         preprocess and postprocess. The first function added is also `__call__`.
       input_names: {name: other name}, to rename inputs.
-      defaults: {input: value} for inputs that a request may omit. A default has size 1 in each
+      defaults: {input: value} for inputs that a request may omit. A default has size 1 in every
         symbolic dimension, and is repeated to the size of the other inputs.
       raw_inputs: {name: spec} for the inputs of `preprocess`, such as {"text": "string[b]"}.
-        Include each input of `fun` that `preprocess` does not compute.
-      preprocess: TensorFlow function {raw name: tensor} -> {input name: tensor}.
-      postprocess: TensorFlow function {output name: tensor} -> {output name: tensor}.
+        Include every input of `fun` that `preprocess` does not compute.
+      preprocess: a TensorFlow function {raw name: tensor} -> {input name: tensor}.
+      postprocess: a TensorFlow function {output name: tensor} -> {output name: tensor}.
       pass_through: {name: spec} for inputs that the signature returns unchanged, such as {"id":
         "string[b]"}.
       resources: lookup tables, assets and other trackables that the processors use.
-      batching: batches concurrent requests, in any server. The rows of `fun` must be independent of
-        each other. `preprocess` and `postprocess` run for each request by itself.
+      batching: batches concurrent requests, in any server. The rows of `fun` must not depend on
+        each other. `preprocess` and `postprocess` run separately for every request.
       stateful: whether `fun` is `fun(params, state, *inputs) -> (state, outputs)`. A call reads the
         model's state and stores the new one. Calls of stateful signatures run one at a time.
       examples: whether the signature takes serialized tf.train.Example protos, "examples", with one
-        feature for each input.
+        feature per input.
 
     Returns:
       the model itself.
@@ -320,8 +320,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
       params: a pytree of arrays with the structure, shapes and dtypes of the first parameters.
 
     Raises:
-      ValueError: the structure, a shape or a dtype differs. The message lists each difference by
-        its path.
+      ValueError: the structure, a shape or a dtype differs. The message lists all differences by
+        their paths.
     """
     parameters.assign(self.parameters, params, self._layout.value.dtypes)
 
@@ -353,14 +353,14 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
     overwrite: bool = False,
     warmup_requests: warmup.Requests = (),
   ) -> Path:
-    """Saves as `path/<version>/`. TF Serving can watch `path`: a version appears by a rename, once
-    it is complete and on the disk.
+    """Saves as `path/<version>/`. TF Serving can watch `path`: a rename publishes a version when it
+    is complete and on the disk.
 
     Args:
       path: the model's directory, which holds its versions; or its address, `gs://bucket/model`
         (docs/guide/saved-models.md).
       version: the number of the version. By default, the next free number.
-      overwrite: whether to replace an existing version, atomically. Not at an address.
+      overwrite: whether to replace an existing version, atomically. Not possible at an address.
       warmup_requests: requests that TF Serving runs before the model is ready: [{input name:
         array}], or {signature: [...]}. `warmup.from_specs(model)` generates some.
 

@@ -13,17 +13,18 @@ from . import kinds
 
 
 def with_flags(fun: Callable[..., Any], flags: Sequence[str]) -> Callable[..., Any]:
-  """`fun` with arrays bool[] in place of Python's True and False: it is traced once for each value,
-  and the array chooses. So a model has an input such as `deterministic`, and a file an If.
+  """Returns `fun` with arrays bool[] in place of Python's True and False: it is traced once per
+  value, and the array chooses. A model can then have an input such as `deterministic`, and a file
+  has an If.
 
   Args:
-    fun: a function whose parameters `flags` are Python's booleans. For both values its results have
-      the same structure, shapes and dtypes.
-    flags: the names of these parameters. Of n of them there are 2**n branches.
+    fun: a function whose parameters `flags` are Python's booleans. Its results must have the same
+      structure, shapes and dtypes for both values.
+    flags: the names of these parameters. n names make 2**n branches.
 
   Returns:
-    a function with the same parameters. Those that are Python's booleans, or left out, stay as they
-    are.
+    a function with the same parameters. A flag that is a Python boolean, or is omitted, stays as it
+    is.
 
   Raises:
     ValueError: `fun` has no such parameter, or `flags` is a string.

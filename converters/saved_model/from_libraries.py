@@ -22,7 +22,8 @@ def from_flax_nnx(
   arguments: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Model:
-  """A `Model` of a Flax nnx module. The arrays and modes of the module itself are unchanged.
+  """Creates a `Model` from a Flax nnx module. The arrays and modes of the module itself are
+  unchanged.
 
   Args:
     model: a flax.nnx.Module. Its `nnx.Param`s are trainable.
@@ -69,14 +70,14 @@ def from_flax_linen(
   arguments: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Model:
-  """A `Model` of a Flax linen module and its variables.
+  """Creates a `Model` from a Flax linen module and its variables.
 
   Args:
     module: a flax.linen.Module.
     variables: the result of `module.init`, {"params": ..., "batch_stats": ...}. The collection
       `params` is trainable.
     inputs, training, call, arguments, options: as for `from_flax_nnx`.
-    rngs: {name: key}, such as {"dropout": jax.random.key(0)}. Each call splits the keys, so they
+    rngs: {name: key}, such as {"dropout": jax.random.key(0)}. Every call splits the keys, so they
       are state.
     mutable: the collections that a call may change. By default all but `params` in training, and
       none in inference.
@@ -115,14 +116,14 @@ def from_haiku(
   arguments: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Model:
-  """A `Model` of a Haiku transform.
+  """Creates a `Model` from a Haiku transform.
 
   Args:
     transformed: the result of `hk.transform` or `hk.transform_with_state`, also of
       `hk.without_apply_rng` around one.
     params, state: the result of its `init`.
     inputs, training, arguments, options: as for `from_flax_nnx`.
-    rng: a key if the model draws random numbers. Each call splits it, so it is state.
+    rng: a key if the model draws random numbers. Every call splits it, so it is state.
 
   Returns:
     as `from_flax_nnx`.
@@ -157,14 +158,14 @@ def from_equinox(
   arguments: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Model:
-  """A `Model` of an Equinox module.
+  """Creates a `Model` from an Equinox module.
 
   Args:
     model: an equinox.Module. Its floating point arrays are trainable.
     state: the equinox.nn.State of `eqx.nn.make_with_state`. The model takes it after the inputs and
       returns (output, state).
     inputs, training, call, arguments, options: as for `from_flax_nnx`.
-    rng: a key that the model takes as `key`. Each call splits it, so it is state.
+    rng: a key that the model takes as `key`. Every call splits it, so it is state.
     batched: whether the inputs have a batch dimension that the model does not take. `jax.vmap` then
       maps the model over dimension 0, with the axis name "batch".
 

@@ -23,15 +23,16 @@ Modules = Callable[[Any], Iterator[tuple[str, Any]]]
 
 
 def with_module_scopes(fun: Callable[..., Any], model: Any) -> Callable[..., Any]:
-  """`fun` with a name scope for each call of a module, such as `layers_0/attention`, as Flax linen
-  and Haiku have them. Ops and ONNX functions then have these names. `from_flax_nnx` and
+  """Returns `fun` with a name scope for every call of a module, such as `layers_0/attention`, as in
+  Flax linen and Haiku. Ops and ONNX functions then have these names. `from_flax_nnx` and
   `from_equinox` do this themselves.
 
-  While `fun` runs, which means is traced, the classes of the modules have another `__call__`. A
-  module that a transformation of the library makes anew, as `nnx.scan` does, has no scope.
+  While JAX traces `fun`, the classes of the modules have another `__call__`. A module that a
+  transformation of the library creates anew, as `nnx.scan` does, has no scope.
 
   Args:
-    fun: calls modules of the classes in `model`; the outermost one gets no scope.
+    fun: a function that calls modules of the classes in `model`; the outermost module gets no
+      scope.
     model: a flax.nnx.Module or an equinox.Module.
 
   Returns:

@@ -91,14 +91,14 @@ def _tensors(
 
 
 def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarray]]]:
-  """Generates `count` warm-up requests for each signature of a model, at several sizes of its
+  """Generates `count` warm-up requests for every signature of a model, at several sizes of its
   symbolic dimensions.
 
   Stateful signatures get none, because a request would change the state.
 
   Args:
     model: a `saved_model.Model`.
-    count: the number of requests for each signature.
+    count: the number of requests per signature.
 
   Returns:
     {signature: [{input: array}]}, for `warmup_requests` of `Model.save`.

@@ -53,12 +53,12 @@ def save(
   rtol: float | None = None,
   atol: float | None = None,
 ) -> Exported:
-  """Exports `fun(params, *inputs)`.
+  """Exports `fun(params, *inputs)` as a TF.js model.
 
   Args:
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
-    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
-      values (docs/guide/fused.md).
+    idioms: as for `jax2tf.convert`. By default, the fused idioms for which the runtime computes
+      JAX's values (docs/guide/fused.md).
     path, overwrite, quantization, backends: as for `save_model`.
     sizes, samples, examples, rtol, atol: as for `save_model`.
 
@@ -118,19 +118,20 @@ def save_model(
   """Exports a signature. The model keeps the names of inputs and outputs.
 
   Args:
-    model: a `saved_model.Model`, or the directory of any SavedModel. One of XlaCallModule ops is
-      opened on the way, as by `opened.save`.
+    model: a `saved_model.Model`, or the directory of any SavedModel. A SavedModel of XlaCallModule
+      ops is opened first, as by `opened.save`.
     path: the folder of the TF.js model, or its address in another file system of TensorFlow.
     signatures: [name], if the model has several signatures. A TF.js model has one.
     reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel
       run by TensorFlow.
     params: the parameters of `reference`.
-    idioms: the idioms that the model must have; they are those that it was made with.
-    overwrite: whether to replace the folder of an earlier TF.js model, at once. Not for an address.
+    idioms: the idioms with which the model must have been converted. By default, any.
+    overwrite: whether to replace the folder of an earlier TF.js model, atomically. Not possible at
+      an address.
     quantization: the dtype that stores large weights: "uint8", "uint16" or "float16". TF.js
       computes in float32. The model is compared twice: without quantisation within the usual
       tolerances, and with it.
-    backends: the backends of the comparison, of "wasm" and "cpu". "cpu" is plain JavaScript, and
+    backends: the backends of the comparison: "wasm", "cpu" or both. "cpu" is plain JavaScript, and
       slow.
     sizes: {dimension variable: size or sizes} at which to compare. By default several.
     samples: the number of random inputs per kind and size.
@@ -181,11 +182,11 @@ def run(
 
   Args:
     path: the folder of the model.
-    inputs: {input: array}. A complex one may be its parts, f32[b,2] for c64[b].
+    inputs: {input: array}. A complex input may be passed as its parts, f32[b,2] for c64[b].
     backend: "wasm" or "cpu".
 
   Returns:
-    {output: array}. Outputs that are complex in JAX are so here.
+    {output: array}. Outputs that are complex in JAX are complex here.
 
   Raises:
     FileNotFoundError: the folder has no model.json.

@@ -26,7 +26,7 @@ _DTYPE = ("dtype", "T", "DstT", "output_type", "Tparams", "out_type")
 
 
 def inspect(path: str | os.PathLike[str]) -> Contents:
-  """The contents of a TF.js graph model, from any exporter.
+  """Reads the contents of a TF.js graph model from any exporter.
 
   Args:
     path: the folder with model.json.
@@ -36,7 +36,7 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
 
   Raises:
     FileNotFoundError: there is no model.json.
-    ValueError: it is no graph model.
+    ValueError: it is not a graph model.
 
   Examples:
     >>> from jax2tf.converters import tfjs

@@ -56,12 +56,12 @@ def save(
   rtol: float | None = None,
   atol: float | None = None,
 ) -> Exported:
-  """Exports `fun(params, *inputs)`.
+  """Exports `fun(params, *inputs)` as a LiteRT model.
 
   Args:
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
-    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
-      values (docs/guide/fused.md).
+    idioms: as for `jax2tf.convert`. By default, the fused idioms for which the runtime computes
+      JAX's values (docs/guide/fused.md).
     path, overwrite, quantization, representative_dataset: as for `save_model`.
     least_cosine, least_top_1, scores, narrow_inputs: as for `save_model`.
     inference_input_type, inference_output_type: as for `save_model`.
@@ -141,35 +141,35 @@ def save_model(
   file gets a further signature, `state`, which returns the variables.
 
   Args:
-    model: a `saved_model.Model`, or the directory of any SavedModel. One of XlaCallModule ops is
-      opened on the way, as by `opened.save`.
+    model: a `saved_model.Model`, or the directory of any SavedModel. A SavedModel of XlaCallModule
+      ops is opened first, as by `opened.save`.
     path: the file, `model.tflite`, or its address in another file system of TensorFlow.
-    signatures: names of the signatures to export. By default all; of several names of one function,
-      the first.
+    signatures: names of the signatures to export. By default all; if a function has several names,
+      the first of them.
     reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}.
       By default, the SavedModel run by TensorFlow.
     params: the parameters of `reference`.
-    idioms: the idioms that the model must have; they are those that it was made with.
+    idioms: the idioms with which the model must have been converted. By default, any.
     overwrite: whether to replace an existing file.
     quantization: None; "float16": weights, dequantised to float32 when the model is loaded;
       "dynamic_int8": weights, and activations at run time; "int8": weights and activations,
       calibrated, for ops with int8 kernels; "int4": weights, by ai-edge-quantizer.
-    representative_dataset: typical inputs of the model, for "int8", which needs them unless the
-      function has quant.fake_quant of Qwix, and for the comparison of the other schemes: an
-      iterable of {input: array}, {signature: iterable} for several signatures, or a function
-      without arguments that returns one of them. "int8" holds every fifth sample back from the
-      calibration, and is compared with the reference on these. If there are fewer than five, all
-      calibrate and all are compared.
-    least_cosine: the least cosine between an output of a quantised model and the reference's. By
-      default `LEAST_COSINE[quantization]`. On representative samples the cosine without the mean of
-      the outputs must be at least 1 - 10 * (1 - least_cosine).
-    least_top_1: the least share of representative rows for which the largest of an output's scores
-      is the reference's, or for which an integer output is equal. By default
+    representative_dataset: typical inputs of the model: an iterable of {input: array}, {signature:
+      iterable} for several signatures, or a function without arguments that returns one of them.
+      "int8" needs them unless the function has quant.fake_quant of Qwix; the other schemes use them
+      for the comparison. "int8" holds back every fifth sample from the calibration, and compares
+      these with the reference. If there are fewer than five samples, it calibrates with all and
+      compares all.
+    least_cosine: the smallest permitted cosine between an output of a quantised model and the
+      reference's output. By default `LEAST_COSINE[quantization]`. On representative samples the
+      cosine without the mean of the outputs must be at least 1 - 10 * (1 - least_cosine).
+    least_top_1: the smallest permitted share of representative rows in which the class with the
+      largest score is the reference's, or in which an integer output is equal. By default
       `LEAST_TOP_1[quantization]`.
-    scores: the outputs that are scores of classes, along the last axis. By default those whose
-      values, in the reference, are at least 0 and have the sum 1.
+    scores: the outputs that are scores of classes, along the last axis. By default, the outputs
+      whose values in the reference are at least 0 and have the sum 1.
     narrow_inputs: the 8-bit inputs of rank 3 and more whose representative values may lie within 32
-      numbers, as those of masks do.
+      numbers, as the values of masks do.
     inference_input_type, inference_output_type: for "int8", "int8" or "uint8": the dtype of the
       floating point inputs or outputs of the file. Its quantization parameters are in the file:
       `get_input_details()[name]["quantization"]` of a signature runner. By default they keep their
@@ -240,15 +240,16 @@ def run(
 
   Args:
     path: the .tflite file.
-    inputs: {input: array}. A complex one c64[b] is f32[b,2] in the file, and may be so here.
+    inputs: {input: array}. A complex input c64[b] is f32[b,2] in the file, and may be passed in
+      this form.
     signature: the name of the signature.
 
   Returns:
-    {output: array}. Outputs that are complex in JAX are so here.
+    {output: array}. Outputs that are complex in JAX are complex here.
 
   Raises:
-    FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that
-      TensorFlow does not have.
+    FileNotFoundError, IsADirectoryError, ValueError: `path` is not a file, or is in a file system
+      that TensorFlow does not have.
     ImportError: ai-edge-litert is missing.
     RuntimeError: LiteRT fails. The message quotes it.
 
@@ -301,7 +302,7 @@ def save_training(
       `saved_model.save`.
     learning_rate: a step adds -learning_rate times the gradient.
     outputs: names for the leaves of the result of `fun`.
-    steps: how many steps to compare with JAX, on random batches.
+    steps: the number of steps to compare with JAX, on random batches.
     sizes: {dimension variable: size} for the comparison. By default 4.
     examples: {argument: array, or callable(rng, shape, dtype)}, in place of random values.
     overwrite: whether to replace an existing file.
@@ -312,8 +313,8 @@ def save_training(
     the file, the report of the comparison and the size.
 
   Raises:
-    ExportError: LiteRT lacks ops; or losses, parameters or outputs differ from those of the same
-      steps in JAX.
+    ExportError: LiteRT lacks ops; or losses, parameters or outputs differ from the same steps in
+      JAX.
     FileExistsError: the file exists and `overwrite` is False.
     IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.

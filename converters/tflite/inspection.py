@@ -30,7 +30,7 @@ _NOT_ON_GPU = re.compile(r"GPU delegate compatibility issues at nodes ([\d, ]+)"
 
 
 def inspect(path: str | os.PathLike[str]) -> Contents:
-  """The contents of a LiteRT file, from any exporter.
+  """Reads the contents of a LiteRT file from any exporter.
 
   Args:
     path: the .tflite file.
@@ -41,7 +41,7 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
   Raises:
     FileNotFoundError: there is no file.
     ImportError: ai-edge-litert is missing.
-    ValueError: it is no LiteRT file.
+    ValueError: it is not a LiteRT file.
 
   Examples:
     >>> from jax2tf.converters import tflite

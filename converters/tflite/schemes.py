@@ -24,8 +24,8 @@ def quantization_report(
   representative_dataset: Any = None,
   **options: Any,
 ) -> QuantizationReport:
-  """Exports a model once per quantisation scheme, and reports size and error of each. The scheme
-  None means float32.
+  """Exports a model once per quantisation scheme, and reports the size and the error of every
+  scheme. The scheme None means float32.
 
   Args:
     model: as for `save_model`.
@@ -34,11 +34,11 @@ def quantization_report(
     schemes: values of `quantization`.
     representative_dataset: as for `save_model`, for all schemes but None. Without it, the default
       schemes exclude "int8".
-    options: other arguments of `save_model`, except rtol and atol. Those of one scheme apply to
+    options: other arguments of `save_model`, except rtol and atol. Options of one scheme apply to
       this scheme alone.
 
   Returns:
-    one row for each scheme.
+    one row per scheme.
 
   Raises:
     FileExistsError, FileNotFoundError, OSError, ImportError, ValueError: as `save_model`.

@@ -14,21 +14,22 @@ from .replacements import TABLE
 def converter(
   concrete_functions: Sequence[Any], trackable_obj: Any = None
 ) -> tf.lite.TFLiteConverter:
-  """A TFLiteConverter, for LiteRT to compute as JAX does. It replaces
+  """Creates a TFLiteConverter whose files compute JAX's values in LiteRT. It replaces
   `tf.lite.TFLiteConverter.from_concrete_functions`.
 
-  That lacks some ops of converted functions, LiteRT computes others differently, and an infinity
-  becomes the largest finite number. Here the functions are made of builtin ops that LiteRT computes
-  right, with constants for their parameters, and infinities stay.
+  TensorFlow's converter lacks some ops of converted functions, LiteRT computes others differently,
+  and an infinity becomes the largest finite number. This converter builds the functions from
+  builtin ops that LiteRT computes correctly, with their parameters as constants, and keeps
+  infinities.
 
   Args:
     concrete_functions: ConcreteFunctions, or signatures of a SavedModel.
     trackable_obj: as for `from_concrete_functions`. With a `tf.Module()` the file has signatures,
-      but its outputs in any order; without it they are in the order of the function's, and there is
-      no signature.
+      but its outputs are in any order. Without it, they have the order of the function, and the
+      file has no signature.
 
   Returns:
-    the converter. Its options, such as `optimizations`, are free.
+    the converter. You may set its options, such as `optimizations`.
 
   Raises:
     ValueError: a function writes variables.
