@@ -164,8 +164,9 @@ def _fraction_of_one(x: tf.Tensor) -> tf.Tensor | None:
     return None
   for word, one in (x.op.inputs, x.op.inputs[::-1]):
     count = tf.get_static_value(word.op.inputs[1]) if word.op.type == "RightShift" else None
-    number = tf.get_static_value(one)
-    if count is not None and number is not None and (count >= 9).all() and number == 0x3F800000:
+    number = tf.get_static_value(one)  # an array where a StableHLO module has it in full
+    is_one = number is not None and np.all(number == 0x3F800000)
+    if count is not None and np.all(count >= 9) and is_one and word.shape == x.shape:
       return tf.cast(word, tf.float32)
   return None
 

@@ -110,3 +110,16 @@ def test_uniform_numbers_are_made_of_bits_by_a_product(tmp_path: Path) -> None:
   # erf_inv of float32
   np.testing.assert_allclose(normal, fun(words)[1], rtol=1e-5, atol=1e-6)
   assert "Gather" not in nodes(tmp_path / "m.onnx")
+
+
+@pytest.mark.one_python
+def test_the_bits_of_one_may_be_an_array(tmp_path: Path) -> None:
+  """As in the StableHLO of `jax.random.uniform`, which has its numbers in full."""
+
+  def fun(words: jax.Array) -> Any:
+    bits = (words[0] >> np.uint32(9)) | np.full(5, 0x3F800000, np.uint32)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+  words = np.array([[0, 1, 2**31, 2**32 - 1, 123456789]], np.uint32)
+  (found,) = answers(tmp_path / "m.onnx", fun, words)
+  np.testing.assert_array_equal(found, fun(words))
