@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from jax2tf.converters.bundle import graphs
 from jax2tf.converters.bundle.files import SAVED_MODEL
 from jax2tf.tools.outside_ops import ASSET_INPUTS, OPS, RESTORER_OPS, SAVER_OPS
 
@@ -293,7 +294,7 @@ def _is_inside(filename: str) -> bool:
 _IF: dict[str, Callable[[Any], bool]] = {
   "PrintV2": lambda node: node.attr["output_stream"].s.startswith(b"file:"),
   "FixedUnigramCandidateSampler": lambda node: bool(node.attr["vocab_file"].s),
-  "XlaCallModule": lambda node: bool(_CALLBACK.search(node.attr["module"].s)),
+  graphs.MODULE: lambda node: bool(_CALLBACK.search(node.attr["module"].s)),
   **dict.fromkeys(
     ("DebugIdentity", "DebugIdentityV2", "DebugIdentityV3", "DebugNanCount", "DebugNumericSummary"),
     lambda node: bool(node.attr["debug_urls"].list.s),

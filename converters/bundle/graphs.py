@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+# An op that holds a program compiled for XLA.
+MODULE = "XlaCallModule"
 _NUMBERED = re.compile(r"(?!__inference_)(.*)_(\d+)")  # the functions of loops and branches
 
 # Prefixes of ops that write a variable. Rng ops are those of tf.random.Generator.
@@ -29,6 +31,12 @@ def nodes(definition: Any) -> list[Any]:
 def writers(definition: Any) -> list[str]:
   """The types of ops in a GraphDef that write a variable."""
   return sorted({node.op for node in nodes(definition) if node.op.startswith(_WRITERS)})
+
+
+def is_closed(op: str) -> bool:
+  """Whether `jax2tf open` opens ops of this type. All whose name begins so have kernels for XLA
+  alone."""
+  return op.startswith("Xla") and op[3:4].isupper()
 
 
 def number_functions(definition: Any) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-MODULE = "XlaCallModule"
+from ..bundle import graphs
+
 # They only say where an array is; outside of XLA they are the array.
 PLACES = ("XlaSharding", "XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape")
 
@@ -28,12 +29,7 @@ class Closed:
 def nodes(graph: Any) -> list[Closed]:
   """The closed nodes of a GraphDef: of the graph, and of all functions, which loops, branches,
   signatures and gradients name."""
-  return [each for each in _all(graph) if is_closed(each.node.op)]
-
-
-def is_closed(op: str) -> bool:
-  """Whether ops of this type are opened. All whose name begins so have kernels for XLA alone."""
-  return op.startswith("Xla") and op[3:4].isupper()
+  return [each for each in _all(graph) if graphs.is_closed(each.node.op)]
 
 
 def program(node: Any) -> str:

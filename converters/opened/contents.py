@@ -11,6 +11,7 @@ from jax2tf.stablehlo import children, parsing, refusals
 from jax2tf.stablehlo.graph import Module, reachable, walk
 from jax2tf.stablehlo.rules import COMPOSITES
 
+from ..bundle import graphs
 from . import closed, modules
 
 _VERSION = re.compile(rb"StableHLO_v([\d.]+)")
@@ -28,7 +29,7 @@ def of_graph(graph: Any) -> list[dict[str, Any]]:
   """
   found: dict[str, dict[str, Any]] = {}
   for each in closed.nodes(graph):
-    if each.node.op == closed.MODULE and (name := closed.program(each.node)) not in found:
+    if each.node.op == graphs.MODULE and (name := closed.program(each.node)) not in found:
       found[name] = {"in": each.place} | _of_node(each.node)
   return list(found.values())
 

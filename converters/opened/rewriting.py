@@ -9,6 +9,7 @@ from typing import Any
 from jax2tf.errors import LoweringError
 from jax2tf.stablehlo.functions import Function
 
+from ..bundle import graphs
 from . import (
   closed,
   functions,
@@ -53,7 +54,7 @@ def called_back(graph: Any, tokens: Callable[[Function], str]) -> None:
   """Makes each node with a module a call of Python, for a reference that TensorFlow runs here:
   `tokens` registers a JAX function, and gives its token. TensorFlow itself runs other ops of XLA.
   """
-  found = [each for each in closed.nodes(graph) if each.node.op == closed.MODULE]
+  found = [each for each in closed.nodes(graph) if each.node.op == graphs.MODULE]
   programs = _programs(graph, found)
   by_program: dict[Program, str] = {}
   for each, program in zip(found, programs, strict=True):
@@ -81,7 +82,7 @@ def _programs(graph: Any, found: Sequence[closed.Closed]) -> list[Program | None
     node = each.node
     if node.op in closed.PLACES:
       programs.append(None)
-    elif node.op != closed.MODULE:
+    elif node.op != graphs.MODULE:
       programs.append(xla_ops.of_node(node, of_places[each.place], library))
     else:
       name = closed.program(node)

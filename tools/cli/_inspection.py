@@ -91,7 +91,7 @@ def _contents(path: Path) -> dict[str, Any]:
 
 def _modules_of(graph: Any, nodes: Iterable[Any]) -> list[dict[str, Any]]:
   """The modules in a graph. JAX is imported for graphs alone that have any."""
-  if not any(node.op == "XlaCallModule" for node in nodes):
+  if not any(node.op == graphs.MODULE for node in nodes):
     return []
   from jax2tf.converters.opened import contents  # noqa: PLC0415
 
@@ -168,7 +168,7 @@ def text(content: Mapping[str, Any]) -> str:
     parts.append(table(("op that serve and batch refuse", "because it", "in"), reached))
   if content["modules"]:
     parts.append(_modules(content["modules"]))
-  if any(op.startswith("Xla") for op in content["ops"]):
+  if any(map(graphs.is_closed, content["ops"])):
     parts.append("closed: jax2tf open writes it as an ordinary SavedModel")
   if content["devices"]:
     parts.append("devices: " + ", ".join(content["devices"]))
