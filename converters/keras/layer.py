@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.saving import serialization_lib
+from keras.src.saving import serialization_lib  # no public name; _tf_compat imports JAX
 
 from . import program as programs
 from .program import Program, Weight, computed
