@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -307,7 +307,7 @@ class _Body:
     self.inputs = [name for name in taken if name not in constants] + parameters
     stems = {name: self._of_parameter(name) if name in parameters else "x" for name in self.inputs}
     stems |= dict.fromkeys(inside, "constant")
-    stems |= {name: self._relative(name) for node in nodes for name in node.output if name}
+    stems |= {name: stem for node in nodes for name, stem in self._of_results(node)}
     values, self._names_of_nodes = _Names(), _Names()
     # of values in the graph -> in the function
     self._names = {name: values.unique(stem) for name, stem in stems.items()}
@@ -322,6 +322,14 @@ class _Body:
     of the graph."""
     _, module, rest = f"/{name}".partition(f"/{self._path}/")
     return _NUMBER.sub("", (rest if module else name).removesuffix(":0").replace(":", "_"))
+
+  def _of_results(self, node: Any) -> Iterator[tuple[str, str]]:
+    """(result, its name in the function). It is the name of the node: a result of the graph, or of
+    a branch, has a name that says nothing about the module."""
+    stem = self._relative(node.name)
+    for i, name in enumerate(node.output):
+      if name:
+        yield name, f"{stem}_{i}" if i else stem
 
   def _of_parameter(self, name: str) -> str:
     """Such as "attention.query.kernel". The path of a parameter need not begin as that of its
