@@ -18,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
+from jax2tf import _tf_compat
+
 from .. import extras
 from ..bundle import children, graphs
 from ..bundle.calls import Answer, failed
@@ -26,7 +28,7 @@ from ..bundle.notation import Spec
 from ..export.ends import in_parts, of_parts
 from ..export.source import ExportError
 from ..verify import plan
-from . import flatbuffer
+from . import flatbuffer, loops
 
 TARGET, RUNTIME = "tflite", "LiteRT"
 # Matches the ops without a kernel, and the types of their operands, in the last lines of the
@@ -63,6 +65,7 @@ def converted(
     # Otherwise an infinity becomes the largest finite number: a comparison with it is folded to
     # False, and 0 * inf to 0.
     converter.canonicalizing_inf_as_min_max_float = False
+    _tf_compat.edit_models(converter, loops.with_copies)
     configure(converter)
     try:
       return bytes(converter.convert())

@@ -7,7 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from jax2tf import _tf_compat
+
 from ..export import prepared as export
+from . import loops
 from .replacements import TABLE
 
 
@@ -18,9 +21,9 @@ def converter(
   `tf.lite.TFLiteConverter.from_concrete_functions`.
 
   TensorFlow's converter lacks some ops of converted functions, LiteRT computes others differently,
-  and an infinity becomes the largest finite number. This converter builds the functions from
-  builtin ops that LiteRT computes correctly, with their parameters as constants, and keeps
-  infinities.
+  an infinity becomes the largest finite number, and a loop that exchanges arrays loses one. This
+  converter builds the functions from builtin ops that LiteRT computes correctly, with their
+  parameters as constants, and keeps infinities and what loops exchange.
 
   Args:
     concrete_functions: ConcreteFunctions, or signatures of a SavedModel.
@@ -49,4 +52,5 @@ def converter(
   tf_converter = tf.lite.TFLiteConverter.from_concrete_functions(functions, trackable_obj)
   # Otherwise where(x > 0, inf, x) is finite, too.
   tf_converter.canonicalizing_inf_as_min_max_float = False
+  _tf_compat.edit_models(tf_converter, loops.with_copies)
   return tf_converter

@@ -445,3 +445,15 @@ def optimized(definition: Any, fetches: Sequence[str], optimizers: Sequence[str]
   rewriting.optimizers.extend(optimizers)
   rewriting.min_graph_nodes = -1  # small graphs too
   return tf_optimizer.OptimizeGraph(config, meta)
+
+
+def edit_models(converter: Any, edit: Callable[[bytes], bytes]) -> None:
+  """Makes a `tf.lite.TFLiteConverter` edit the model that it makes: before it runs the model to
+  measure the ranges of its tensors, and again when it has quantized it, which may undo an edit."""
+  finish = converter._optimize_tflite_model
+
+  @functools.wraps(finish)
+  def finish_edited(model: bytes, *args: Any, **options: Any) -> Any:
+    return edit(bytes(finish(edit(bytes(model)), *args, **options)))
+
+  converter._optimize_tflite_model = finish_edited

@@ -57,6 +57,17 @@ def test_signatures(name):
   )
 
 
+def test_the_converter_has_the_step_that_gets_our_edit() -> None:
+  finish = tf.lite.TFLiteConverter._optimize_tflite_model
+  assert [*inspect.signature(finish).parameters] == [
+    "self",
+    "model",
+    "quant_mode",
+    "debug_options",
+    "quant_io",
+  ], f"TensorFlow {tf.__version__} has changed what jax2tf._tf_compat.edit_models replaces"
+
+
 def called(name: str) -> str:
   return (
     f"TensorFlow {tf.__version__} calls {name} no more, which jax2tf/_tf_compat/patches.py "

@@ -641,19 +641,6 @@ def test_training_that_differs_is_an_error(tmp_path: Path, monkeypatch: pytest.M
   assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("one_step")
-@pytest.mark.xfail(
-  strict=True,
-  raises=tflite.ExportError,
-  reason="LiteRT copies the results of a loop's body to its arguments one after another",
-)
-def test_a_loop_that_swaps_what_it_carries(tmp_path: Path) -> None:
-  def swapped(_: Any, x: jax.Array) -> list[jax.Array]:
-    return list(lax.fori_loop(0, 5, lambda _, carry: carry[::-1], (x, 2 * x)))
-
-  assert tflite.save(swapped, {}, tmp_path / "m.tflite", inputs={"x": "f32[5]"}).report.ok
-
-
 def test_a_missing_extra_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
   with pytest.raises(
