@@ -122,7 +122,9 @@ def convert(
   Returns:
     a function of the arguments of `fun_jax`: pytrees of tf.Tensor, tf.Variable, NumPy and JAX
     arrays, Python scalars, and `jax2tf.Ref(variable)` for a `jax.Ref`. It returns the pytree of
-    `fun_jax`, with tf.Tensors of JAX's dtypes.
+    `fun_jax`, with tf.Tensors of JAX's dtypes. Its `trace(*args, **kwargs)` takes specs too and
+    computes nothing: it returns the `jaxpr` and the pytree of the avals of the `results`, and a
+    call with such arguments does not trace again.
 
   Raises:
     TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array, or a `Ref`
@@ -257,6 +259,7 @@ def convert(
     and destination == destination_of(None, None, False)
   ):
     setattr(result, _ORIGIN, _Origin(weakref.ref(result), fun_jax))
+  result.trace = lambda *args, **kwargs: traces(args, kwargs)[1]
   return result
 
 

@@ -58,6 +58,12 @@ class TracedFunction:
     """The avals of the leaves of the dynamic arguments."""
     return self.signature.split_operands(self.jaxpr.in_avals)[0]
 
+  @property
+  def results(self) -> Any:
+    """The pytree of the avals of the results."""
+    results, _ = self.signature.split_results(self.jaxpr.out_avals)
+    return tree_util.tree_unflatten(self.signature.out_tree, results)
+
   @functools.cached_property
   def dimensions(self) -> Dimensions:
     """How the dimension variables follow from the argument shapes.

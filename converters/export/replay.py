@@ -157,8 +157,9 @@ class _Replay:
   ):
     self._library = {function.signature.name: function for function in library.function}
     self._home = tf.Graph()  # in which functions of the library find each other
-    with self._home.as_default():
-      tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
+    if library.function:
+      with self._home.as_default():
+        tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
     self._replacements, self._held = replacements, held
     self.state, self.lacking = state, lacking
     self._graphs: dict[str, Any] = {}

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from jax.experimental import checkify
 
-from jax2tf import _tf_compat, pytrees, survey
+from jax2tf import pytrees, survey
 from jax2tf._tf_compat import callbacks
 from jax2tf.errors import UnsupportedEquation, warn_user
 from jax2tf.idioms import fused
@@ -418,7 +418,7 @@ def _of_builder(
   )
   for name, record in chosen.items():
     function = model.functions.get(name)
-    concrete = _tf_compat.traced_for_saving(model.signatures[name])  # `Model.add` traced it so
+    concrete = model.traced(name)
     if record.preprocessed or record.postprocessed:
       signatures_of_model[name] = Signature(
         name, record, concrete, _tensorflow(model, name, record), None, model

@@ -133,16 +133,13 @@ def translated(
       problem="the function has no attention that ONNX's Attention computes as JAX does",
       advice="leave it out; docs/guide/onnx-functions.md says which it is",
     )
-  definition = frozen.graph.as_graph_def()
-  graphs.number_functions(definition)
-  definition = _own_names(definition)
+  graph = _with_own_names(frozen.graph)
+  definition = graph.as_graph_def()
   ops = {node.name: node.op for node in graphs.nodes(definition)}
   _refuse_dtypes(signature, definition)
   inputs = {tensor.name: name for name, tensor in frozen.inputs.items()} | weights.names
   outputs = {tensor.name: name for name, tensor in frozen.outputs.items()}
-  proto, last_rows = _by_tf2onnx(
-    signature, definition, ops, inputs, outputs, set(weights.values), newer
-  )
+  proto, last_rows = _by_tf2onnx(signature, graph, ops, inputs, outputs, set(weights.values), newer)
   parameters.widen(proto.graph, weights.wide)
   newest = opset or opsets.newest_without_change(proto.graph)
   oldest = dequantization.join(proto.graph, weights, last_rows, newest)
@@ -160,9 +157,13 @@ def translated(
   return Translated(proto, outside, last_rows, ops)
 
 
-def _own_names(definition: Any) -> Any:
-  """Makes names of nodes and arguments unique across functions: tf2onnx confuses inner names with
-  equal outer ones."""
+def _with_own_names(graph: Any) -> Any:
+  """The graph with names of nodes and arguments that are unique across functions: tf2onnx confuses
+  inner names with equal outer ones."""
+  definition = graph.as_graph_def()
+  if not definition.library.function:
+    return graph
+  graphs.number_functions(definition)
   for i, function in enumerate(definition.library.function):
     nodes, values = function.node_def, function.ret
     names = {node.name: f"{node.name}__in{i}" for node in nodes}
@@ -173,7 +174,9 @@ def _own_names(definition: Any) -> Any:
       node.input[:] = [_renamed(operand, names) for operand in node.input]
     for output, tensor in list(values.items()):
       values[output] = _renamed(tensor, names)
-  return definition
+  with tf.Graph().as_default() as renamed:
+    tf.graph_util.import_graph_def(definition, name="")
+  return renamed
 
 
 def _renamed(operand: str, names: Mapping[str, str]) -> str:
@@ -216,7 +219,7 @@ def _refuse_dtypes(signature: Signature, definition: Any) -> None:
 
 def _by_tf2onnx(
   signature: Signature,
-  definition: Any,
+  graph: Any,
   ops: Mapping[str, str],
   inputs: Mapping[str, str],
   outputs: Mapping[str, str],
@@ -226,8 +229,6 @@ def _by_tf2onnx(
   """(the onnx.ModelProto of the graph, what `rows.without_selections` returns). tf2onnx only logs
   ops that it cannot translate, and leaves them unchanged."""
   tfonnx = extra("tf2onnx.tfonnx")
-  with tf.Graph().as_default() as graph:
-    tf.graph_util.import_graph_def(definition, name="")
   # Not tf2onnx.convert.from_function: it lets Grappler fold (x + 1) - 1, which rounds x on purpose.
   with contextlib.ExitStack() as stack:
     log = stack.enter_context(_log_of("tf2onnx"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from jax2tf import _tf_compat
 from jax2tf.messages import ArgumentError
 
 from .. import collector, stages
@@ -92,6 +93,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
     self._signatures = _Untracked({})
     self._records = _Untracked({})
     self._functions = _Untracked({})
+    self._traced = _Untracked({})
     self._resources: list[Any] = []
 
   @property
@@ -118,6 +120,11 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
   def functions(self) -> dict[str, Added]:
     """{signature: the JAX function behind it}."""
     return dict(self._functions.value)
+
+  def traced(self, name: str) -> Any:
+    """The ConcreteFunction of a signature, of named tensors."""
+    kept = self._traced.value.get(name)
+    return _tf_compat.traced_for_saving(self.signatures[name]) if kept is None else kept
 
   def values(self) -> Any:
     """The pytree of parameters as arrays: the current values of the variables, in the dtypes that
@@ -259,7 +266,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
     resources: Sequence[Any],
   ) -> None:
     known = {v.ref() for v in (*self.variables, *self.captured_variables, *self.state_variables)}
-    captured = [v for v in new_signature.variables if v.ref() not in known]
+    read = new_signature.traced.graph.variables
+    captured = [v for v in read if v.ref() not in known]
     self.captured_variables += captured
     self.trainable_variables += [v for v in captured if v.trainable]
     self._resources += [x for x in resources if isinstance(x, tf.__internal__.tracking.Trackable)]
@@ -270,6 +278,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
     self._records.value.update(dict.fromkeys(names, new_signature.record))
     self._signatures.value.update(dict.fromkeys(names, new_signature.signature))
     self._functions.value.update(dict.fromkeys(names, new_signature.added))
+    self._traced.value.update(dict.fromkeys(names, new_signature.traced))
 
   def _checked_state(self, batching: Batching | None) -> State:
     if self._state is None:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import tensorflow as tf
 from jax import export, tree_util
 
 import jax2tf
-from jax2tf import _tf_compat, dims, errors
+from jax2tf import _tf_compat, dims
 from jax2tf.messages import ArgumentError
 
 from .. import collector, stages
@@ -76,17 +75,17 @@ class Made:
 
   Attributes:
     signature: tf.function of named tensors that returns a dict of named tensors.
+    traced: its ConcreteFunction; the TracedGraph if no SavedModel may have it.
     call: TensorFlow function of the inputs of the JAX function.
     record: the signature in the manifest.
     added: the JAX function.
-    variables: all variables that the signature reads.
   """
 
   signature: Any
+  traced: Any
   call: Any
   record: manifest.SignatureRecord
   added: Added
-  variables: Sequence[tf.Variable]
 
 
 def made(
@@ -115,7 +114,8 @@ def made(
     around.raw_inputs, around.preprocess, arguments, around.examples, others
   )
   pure = owner.layout.of_stored(owner.state.layout.of_stored(fun) if owner.state else fun)
-  call = _call(owner, fun, pure, arguments)
+  converted = _converted(owner, pure, arguments)
+  call = _call(owner, checked_results(name_of(fun), converted), arguments)
   specs = tensor_specs(raw, "raw_inputs") if raw is not None else arguments.specs()
   passed = tensor_specs(around.pass_through or {}, "pass_through")
   if twice := specs.keys() & passed.keys():
@@ -146,39 +146,37 @@ def made(
   signature = tf.function(
     optional.named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types
   )
-  traced = _traced(owner, pure, arguments)
+  traced = _traced(owner, converted, arguments)
   checks = contextlib.nullcontext() if owner.is_saved else dims.without_checks()
+  trace = _tf_compat.traced_for_saving if owner.is_saved else _tf_compat.TracedGraph
   with stages.stage("lower"), collector.paused(), checks:
-    concrete = _tf_compat.traced_for_saving(signature)
+    graph_of_signature = trace(signature)
   if around.batching:
     results = zip(
-      output_names(traced.out_info, outputs), tree_util.tree_leaves(traced.out_info), strict=True
+      output_names(traced.results, outputs), tree_util.tree_leaves(traced.results), strict=True
     )
     check_rows(arguments.notation(), {output: str(Spec.of(y)) for output, y in results}, name)
   record = _record(
-    concrete, traced, arguments, around, raw, [*passed], [*defaults], owner.state is not None
+    owner, graph_of_signature, traced, arguments, around, raw, [*passed], [*defaults]
   )
-  return Made(
-    signature,
-    call,
-    record,
-    Added(fun, arguments, owner.state is not None),
-    concrete.graph.variables,
-  )
+  added = Added(fun, arguments, owner.state is not None)
+  return Made(signature, graph_of_signature, call, record, added)
 
 
-def _call(
-  owner: Owner, fun: Callable[..., Any], pure: Callable[..., Any], arguments: Arguments
-) -> Any:
-  """The inputs of `fun` -> its results. In a SavedModel it is a tf.function, which signatures and
-  methods share, because each function holds its gradients."""
-  layout, state = owner.layout, owner.state
-  shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
+def _converted(owner: Owner, pure: Callable[..., Any], arguments: Arguments) -> Any:
+  """The JAX function of the stored parameters, of the state if there is one, and of the inputs, as
+  a function of tensors."""
+  shapes = [None, *[None] * (owner.state is not None), *arguments.polymorphic_shapes()]
   constraints = arguments.concerned_by(owner.constraints)
-  converted = jax2tf.convert(
+  return jax2tf.convert(
     pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, **owner.options
   )
-  checked = checked_results(name_of(fun), converted)
+
+
+def _call(owner: Owner, checked: Callable[..., Any], arguments: Arguments) -> Any:
+  """The inputs of the JAX function -> its results. In a SavedModel it is a tf.function, which
+  signatures and methods share, because each function holds its gradients."""
+  layout, state = owner.layout, owner.state
 
   def of_parameters(*args: Any) -> Any:
     leaves = [
@@ -265,24 +263,20 @@ def _run(
   return run
 
 
-def _traced(owner: Owner, pure: Callable[..., Any], arguments: Arguments) -> Any:
+def _traced(owner: Owner, converted: Any, arguments: Arguments) -> Any:
   """The traced JAX function. Tracing it here reports its errors early."""
-  dtypes = map(jax.dtypes.canonicalize_dtype, owner.layout.dtypes)
   params = [
-    jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(owner.variables, dtypes, strict=True)
+    tf.TensorSpec(v.shape, dtype)
+    for v, dtype in zip(owner.variables, owner.layout.dtypes, strict=True)
   ]
-  state = (
-    [[jax.ShapeDtypeStruct(v.shape, v.dtype.as_numpy_dtype) for v in owner.state.variables]]
-    if owner.state
-    else []
-  )
-  with stages.stage("trace"), collector.paused(), errors.hints():
-    return jax.jit(pure).trace(
-      owner.layout.argument(params), *state, *arguments.unflatten(arguments.avals)
-    )
+  state = [[tf.TensorSpec(v.shape, v.dtype) for v in owner.state.variables]] if owner.state else []
+  inputs = arguments.unflatten([*arguments.specs().values()])
+  with stages.stage("trace"), collector.paused():
+    return converted.trace(owner.layout.argument(params), *state, *inputs)
 
 
 def _record(
+  owner: Owner,
   concrete: Any,
   traced: Any,
   arguments: Arguments,
@@ -290,12 +284,12 @@ def _record(
   raw: Mapping[str, Given] | None,
   passed: list[str],
   defaults: list[str],
-  stateful: bool,
 ) -> manifest.SignatureRecord:
+  stateful = owner.state is not None
   inputs = {name: str(Spec.of(spec)) for name, spec in input_specs(concrete).items()}
   results = concrete.structured_outputs
   if not around.postprocess:
-    avals = tree_util.tree_leaves(traced.out_info[1] if stateful else traced.out_info)
+    avals = tree_util.tree_leaves(traced.results[1] if stateful else traced.results)
     results = dict(zip([name for name in results if name not in passed], avals, strict=True)) | {
       name: results[name] for name in passed
     }
@@ -304,7 +298,7 @@ def _record(
     outputs={name: str(Spec.of(y)) for name, y in results.items()},
     defaults=defaults,
     passed_through=passed,
-    jaxpr=manifest.hash_of_jaxpr(traced.jaxpr),
+    jaxpr=manifest.hash_of_jaxpr(traced.jaxpr) if owner.is_saved else "",
     preprocessed=raw is not None,
     postprocessed=around.postprocess is not None,
     stateful=stateful,

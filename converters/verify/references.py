@@ -18,14 +18,7 @@ _LARGE = 2**29
 def jitted(fun: Callable[..., Any]) -> Callable[..., Any]:
   """The function under jax.jit; with `checkify` if it has checks, and on one device if it maps over
   devices that are not here. A failing check raises, as in the model."""
-  plain, alone, checked = map(compiled, (fun, one_device(fun), checkify.checkify(fun)))
-
-  def with_checks(*args: Any) -> Any:
-    failure, results = checked(*args)
-    failure.throw()
-    return results
-
-  current: Callable[..., Any] = plain
+  plain = current = compiled(fun)
 
   def run(*args: Any) -> Any:
     nonlocal current
@@ -36,11 +29,24 @@ def jitted(fun: Callable[..., Any]) -> Callable[..., Any]:
       return jax.block_until_ready(plain(*args))
     except (ValueError, jax.errors.JaxRuntimeError) as error:
       if "which was not functionalized" not in str(error):
+        alone = compiled(one_device(fun))
         results = _unless(error, alone, args)
         current = alone
         return results
-      current = with_checks
-    return with_checks(*args)
+    current = _with_checks(fun)
+    return current(*args)
+
+  return run
+
+
+def _with_checks(fun: Callable[..., Any]) -> Callable[..., Any]:
+  """The function whose failing checks raise."""
+  checked = compiled(checkify.checkify(fun))
+
+  def run(*args: Any) -> Any:
+    failure, results = checked(*args)
+    failure.throw()
+    return results
 
   return run
 

@@ -69,6 +69,33 @@ def traced_for_saving(function: Any) -> Any:
     return function.get_concrete_function()
 
 
+class TracedGraph:
+  """What a ConcreteFunction says of its graph, in half the time. A call of it traces `function`.
+
+  Args:
+    function: a tf.function with an input signature that returns a dict of tensors.
+
+  Attributes:
+    graph: a tf.Graph with `inputs`, `outputs`, `captures` and `variables`.
+    function_type, structured_outputs: as those of the ConcreteFunction.
+  """
+
+  def __init__(self, function: Any):
+    self._function = function
+    self.function_type = function.function_type
+    self.graph = graph = FuncGraph("traced")
+    with graph.as_default(), _save_context.save_context(tf.saved_model.SaveOptions()):
+      for spec in function.input_signature:
+        graph.inputs.append(tf.compat.v1.placeholder(spec.dtype, spec.shape, spec.name))
+      self.structured_outputs = function.python_function(*graph.inputs)
+    graph.outputs = tf.nest.flatten(self.structured_outputs)
+    graph.variables = graph._watched_variables
+
+  def __call__(self, **tensors: tf.Tensor) -> Any:
+    """{output: tensor} of the named inputs."""
+    return self._function(**tensors)
+
+
 def is_watched(tensor: tf.Tensor) -> bool:
   """True where an active GradientTape or ForwardAccumulator watches this eager tensor, or what it
   was computed from."""

@@ -193,6 +193,16 @@ def test_static_argument_by_name_and_position_together_with_jit():
   close(jax2tf.convert(g, static_argnums=2)(X, mode="shift", k=3), X + 3)
 
 
+def test_a_call_has_the_trace_of_the_specs_of_its_arguments():
+  fun = counted(lambda x, y: {"sum": x["a"] + y})
+  converted = jax2tf.convert(fun, polymorphic_shapes={"x": "b", "y": None})
+  traced = converted.trace({"a": tf.TensorSpec([None], tf.float32)}, y=np.float32(2))
+  assert str(traced.results["sum"]) == "float32[b]"
+  assert [str(v.aval) for v in traced.jaxpr.jaxpr.invars] == ["float32[b]", "float32[]"]
+  close(converted({"a": X}, y=np.float32(2))["sum"], X + 2)
+  assert fun.calls == 1
+
+
 def test_equal_static_values_of_different_type_are_different():
   converted = jax2tf.convert(lambda x, n: x * n, static_argnums=1)
   ints = np.arange(3, dtype=np.int32)

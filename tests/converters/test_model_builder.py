@@ -61,6 +61,23 @@ def both() -> saved_model.Model:
   )
 
 
+def test_a_function_is_traced_once() -> None:
+  runs = []
+
+  def count(params: Any, state: Any, x: Any) -> Any:
+    runs.append(x.shape)
+    return {"steps": state["steps"] + 1}, x @ params["w"]
+
+  model = saved_model.Model(
+    PARAMS,
+    state={"steps": np.int32(0)},
+    stored_dtype=jnp.bfloat16,
+    polymorphic_constraints=["b <= 9"],
+  )
+  model.add(count, inputs={"x": "f32[b,4]"}, stateful=True)
+  assert len(runs) == 1
+
+
 def test_constraints_concern_the_functions_that_have_their_variables() -> None:
   model = saved_model.Model(PARAMS, polymorphic_constraints=["b <= 8", "s >= 2"])
   model.add(predict, inputs={"x": "f32[b,4]"}, signatures="predict").add(
