@@ -18,7 +18,7 @@ from ..export.ranges import Range, RangedWeight
 from ..export.replay import Replacement
 from ..export.source import Source
 from ..export.weights import Weight
-from . import dequantizing, dynamic, folding, integer, narrow
+from . import dequantizing, dynamic, folding, integer, narrow, rows
 from .dequantizing import Narrow
 from .fusing import Fusing
 from .integer import Ranges
@@ -109,6 +109,7 @@ def bound(
     constants.propagate(graph)
   fuse = Fusing(parts).fuse
   for graph in parts.model.subgraphs:
+    rows.take(parts, graph)
     fuse(graph)
   if noted is not None:
     integer.quantize(parts, noted)
@@ -167,23 +168,16 @@ class _Constants:
     """Lets a GATHER take its rows of a table of 8-bit integers. Returns the CAST behind it."""
     if kind != "GATHER":
       return []
-    table, result = graph.tensors[op.inputs[0]], graph.tensors[op.outputs[0]]
+    table = graph.tensors[op.inputs[0]]
     weight = self._parts.value(table)
     if not isinstance(weight, Narrow) or weight.dtype == weight.quantized.dtype:
       return []
     if weight.zero is not None or weight.scale is not None:
       return []
     integers = Narrow.made(weight.quantized.dtype, weight.quantized, weight.bits)
-    numbers = [
-      add_tensor(graph, tensor.name + b"/narrow", integers.dtype, tensor.shape)
-      for tensor in (table, result)
-    ]
-    graph.tensors[numbers[0]].buffer = self._parts.add(integers)
-    graph.tensors[numbers[1]].shapeSignature = result.shapeSignature
-    wide = self._parts.op("CAST", 1, [numbers[1]], int(op.outputs[0]))
-    op.inputs = np.array([numbers[0], *op.inputs[1:]], np.int32)
-    op.outputs = np.array([numbers[1]], np.int32)
-    return [wide]
+    buffer = self._parts.add(integers)
+    number = add_tensor(graph, table.name + b"/narrow", integers.dtype, table.shape, buffer)
+    return [rows.taken(self._parts, graph, op, number)]
 
   def _into(self, graph: Any, kind: str, op: Any, bodies: Sequence[Any]) -> dict[int, int]:
     """Moves the constant operands of a loop or a branch into its bodies. Returns {result of the

@@ -142,3 +142,23 @@ def test_narrow_products_are_fully_connected_and_widen_late(tmp_path: Path) -> N
     assert kinds[i - 1] == "CAST"
     assert ops[i - 1]["outputs"][0] == ops[i]["inputs"][1]
   assert b"model_control_dependencies" in made.path.read_bytes()
+
+
+def test_rows_of_a_narrow_table_are_taken_before_they_are_widened(tmp_path: Path) -> None:
+  """A tied embedding of bfloat16 is widened for its product only."""
+
+  def fun(params: Any, tokens: jax.Array) -> jax.Array:
+    x = params["narrow"][tokens] @ params["narrow"].T
+    return x.astype(jnp.float32)
+
+  made = tflite.save(fun, PARAMS, tmp_path / "m.tflite", inputs={"tokens": "i32[b]"}, samples=1)
+  assert made.size < PARAMS["narrow"].nbytes + 10_000
+  opened = interpreter.Interpreter(model_path=str(made.path))
+  ops = opened._get_ops_details()
+  dtypes = {tensor["index"]: tensor["dtype"] for tensor in opened.get_tensor_details()}
+  shapes = {tensor["index"]: tuple(tensor["shape"]) for tensor in opened.get_tensor_details()}
+  (rows,) = (op for op in ops if op["op_name"] == "GATHER")
+  table = rows["inputs"][0]
+  assert dtypes[table] == jnp.bfloat16
+  widening = [op for op in ops if op["op_name"] == "CAST" and shapes[op["inputs"][0]] == (64, 64)]
+  assert len(widening) == 1
