@@ -40,6 +40,9 @@ class Decoder:
     init_cache: (batch, length) -> the empty cache.
     context_length: the number of tokens that fit into a cache.
     decode: as `step`, for one token, if another function is better for that.
+    embed: (params, tokens i32[b,s]) -> embeddings f[b,s,D], one token by itself. Then `step`,
+      `decode` and no other function take the embeddings in place of the tokens, and LiteRT-LM reads
+      the table from a section of its own.
     rules: {path of a cache leaf, or the end of its path: rule} for leaves that follow from the
       positions, such as the number of tokens so far: "start", the position of the first token of
       the call; "slots", 0, 1, 2 ... along the last axis; a number; or a function (positions i32[b,
@@ -79,6 +82,7 @@ class Decoder:
   init_cache: Callable[[int, int], Any]
   context_length: int
   decode: Callable[..., Any] | None = None
+  embed: Callable[[Any, jax.Array], jax.Array] | None = None
   rules: Mapping[str, Rule] = field(default_factory=dict)
   reference: Callable[..., Any] | None = None
   stop_tokens: Sequence[int] = ()
@@ -87,7 +91,7 @@ class Decoder:
   chat_template: str | None = None
 
   def __post_init__(self) -> None:
-    for name in ("step", "init_cache"):
+    for name in ("step", "init_cache", *(["embed"] if self.embed is not None else [])):
       if not callable(getattr(self, name)):
         raise ArgumentTypeError(name, getattr(self, name), advice="give a function")
     if not isinstance(self.context_length, int) or self.context_length < 2:
@@ -118,6 +122,32 @@ class Decoder:
     dtypes = {jnp.dtype(array.dtype) for array in arrays if hasattr(array, "dtype")}
     return frozenset(dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
 
+  @functools.cached_property
+  def embedding(self) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of the embedding of one token, f[1,1,D].
+
+    Raises:
+      ValueError: there is no `embed`, or it fails or returns something else.
+    """
+    ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+    try:
+      found = jax.eval_shape(self._embedded, self.params, ids)
+    except Exception as error:
+      raise ArgumentError(
+        "embed",
+        problem=f"it fails for tokens i32[1,2]: {type(error).__name__}: {error}",
+        advice="take (params, tokens) and return embeddings",
+      ) from error
+    shape: tuple[int, ...] = getattr(found, "shape", ())
+    dtype: Any = getattr(found, "dtype", None)
+    if len(shape) != 3 or shape[:2] != (1, 2) or not jnp.issubdtype(dtype, jnp.floating):
+      raise ArgumentError(
+        "embed",
+        problem=f"for tokens i32[1,2] it returns {dtype}{list(shape)}",
+        advice="return an embedding of each token, floats of shape [1,2,D]",
+      )
+    return jax.ShapeDtypeStruct((1, 1, shape[2]), dtype)
+
   def call(self, params: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
     """A step as the user wrote it, with `mask` if it takes one.
 
@@ -145,7 +175,8 @@ class Decoder:
 
     Args:
       params: the parameters.
-      tokens, positions: i32[b,s].
+      tokens: i32[b,s], or what `embed` makes of them, f[b,s,D].
+      positions: i32[b,s].
       rows: {path of a leaf: array}, of any length.
       mask: bool[b,s,C]; by default the causal mask.
 
@@ -186,6 +217,9 @@ class Decoder:
   def _logits(self) -> tuple[jax.ShapeDtypeStruct]:
     return (self._shapes_of(self.step, "step", 2)[0],)
 
+  def _embedded(self, params: Any, tokens: jax.Array) -> jax.Array:
+    return tokens if self.embed is None else self.embed(params, tokens)
+
   def _function(self, count: Any) -> Callable[..., Any]:
     return self.decode if self.decode is not None and count == 1 else self.step
 
@@ -197,8 +231,9 @@ class Decoder:
         )
 
   def _check_functions(self) -> None:
-    """Checks the shapes of the cache and of both functions."""
+    """Checks the shapes of the cache and of all functions."""
     _ = self.cache
+    _ = self.embedding if self.embed is not None else None
     for name, count in (("step", 2), ("decode", 1)):
       self._check_step(name, count)
     outside = [token for token in self._special() if not 0 <= token < self.vocabulary]
@@ -250,6 +285,7 @@ class Decoder:
       mask = causal(positions, self.context_length)
       return self._call(function, params, tokens, positions, cache, mask)
 
+    taken = "tokens" if self.embed is None else "embeddings"
     try:
       result = jax.eval_shape(call, self.params, ids, ids, cache)
     except ArgumentError:
@@ -258,7 +294,7 @@ class Decoder:
       raise ArgumentError(
         name,
         problem=f"it fails for tokens i32[1,{count}]: {type(error).__name__}: {error}",
-        advice="take (params, tokens, positions, cache) and return (logits, cache)",
+        advice=f"take (params, {taken}, positions, cache) and return (logits, cache)",
       ) from error
     return result[0], cache, result[1]
 
@@ -272,7 +308,8 @@ class Decoder:
     mask: jax.Array,
   ) -> tuple[jax.Array, Any]:
     options = {"mask": mask} if _takes_mask(function) else {}
-    result = function(params, tokens, positions, cache, **options)
+    taken = tokens if tokens.ndim == 3 else self._embedded(params, tokens)
+    result = function(params, taken, positions, cache, **options)
     if not (isinstance(result, tuple) and len(result) == 2):
       raise ArgumentError(
         "step" if function is self.step else "decode",

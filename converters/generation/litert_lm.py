@@ -104,11 +104,20 @@ class LiteRTLM(Target):
       quantization=self.quantization,
       least_cosine=self.least_cosine,
     )
+    if embedder := _embedder(model, decoder):
+      # The engine makes one embedding at a time.
+      tflite.save_model(
+        signatures.embedder_of(decoder),
+        embedder,
+        samples=1,
+        examples={"token_ids": signatures.tokens_of(decoder)},
+      )
     written = place / "model.litertlm"
     bundle.write(
       written,
       model,
       Path(str(decoder.tokenizer)),
+      embedder=embedder,
       context_length=decoder.context_length,
       stop_tokens=decoder.stop_tokens,
       start_token=decoder.start_token,
@@ -119,7 +128,7 @@ class LiteRTLM(Target):
   def runners(self, decoder: Decoder, written: Path) -> Mapping[str, Runner]:
     model = written.with_name("model.tflite")
     if not model.exists():
-      bundle.copy_model(written, model)
+      bundle.copy_models(written, model, _embedder(model, decoder))
     run = functools.partial(in_litert, model, decoder, self.pieces(decoder))
     return {
       _ONE_BUFFER: functools.partial(_same_with_two, run) if self.rounds() else run,
@@ -139,6 +148,11 @@ class LiteRTLM(Target):
 
   def advice(self, engine: str) -> str:
     return _ADVICE if engine == _ONE_BUFFER else ""
+
+
+def _embedder(model: Path, decoder: Decoder) -> Path | None:
+  """The file of the embedder, beside the model, if the decoder has one."""
+  return None if decoder.embed is None else model.with_name("embedder.tflite")
 
 
 def _same_with_two(
@@ -172,8 +186,10 @@ def in_litert(
     conversations: to run.
     one_buffer: use one buffer for a cache before and after a call.
   """
+  embedder = _embedder(model, decoder)
   request = {
     "model": str(model),
+    "embedder": str(embedder) if embedder else "",
     "sizes": list(sizes),
     "length": decoder.context_length,
     "vocabulary": decoder.vocabulary,
@@ -202,6 +218,7 @@ def in_engine(
     tokenizer,
     context_length=decoder.context_length,
     stop_tokens=[decoder.vocabulary],  # which no logit stands for
+    embedder=_embedder(model, decoder),
   )
   request = {"model": str(checked), "cache": str(folder), "first": bundle.FIRST}
   return _answers("litert_lm_child.py", request, conversations)

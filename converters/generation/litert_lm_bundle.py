@@ -32,6 +32,7 @@ def write(
   stop_tokens: Sequence[int],
   start_token: int | None = None,
   chat_template: str | None = None,
+  embedder: Path | None = None,
 ) -> None:
   """Writes a bundle.
 
@@ -43,6 +44,7 @@ def write(
     stop_tokens: tokens that end an answer.
     start_token: the token before each text.
     chat_template: in Jinja.
+    embedder: the .tflite file that makes embeddings, for a model that takes these.
   """
   builder = extra("litert_lm_builder.litertlm_builder")
   file = builder.LitertLmFileBuilder()
@@ -56,27 +58,35 @@ def write(
   else:
     file.add_hf_tokenizer(str(tokenizer))
   file.add_tflite_model(str(model), builder.TfLiteModelType.PREFILL_DECODE)
+  if embedder is not None:
+    file.add_tflite_model(str(embedder), builder.TfLiteModelType.EMBEDDER)
   with path.open("wb") as stream:
     file.build(stream, validate_metadata=True)
 
 
-def copy_model(path: Path, model: Path) -> None:
-  """Copies the LiteRT model of a bundle.
+def copy_models(path: Path, model: Path, embedder: Path | None) -> None:
+  """Copies the LiteRT models of a bundle.
 
   Args:
     path: of the bundle.
     model: the .tflite file to write.
+    embedder: that of the embedder; None if the bundle is to have none.
 
   Raises:
-    RuntimeError: the bundle has no such model, or more than one.
+    RuntimeError: the bundle has other models than these.
   """
   with tempfile.TemporaryDirectory(dir=model.parent) as folder:
     peek = extra("litert_lm_builder.litertlm_peek")
     peek.peek_litertlm_file(str(path), folder, io.StringIO())
-    models = [*Path(folder).glob("*.tflite")]
-    if len(models) != 1:
-      raise RuntimeError(f"{path} has {len(models)} LiteRT models, and one is expected")
-    publish.move(models[0], model)
+    models = sorted(Path(folder).glob("*.tflite"))  # named by their sections, in order
+    expected = [model] if embedder is None else [model, embedder]
+    if len(models) != len(expected):
+      raise RuntimeError(
+        f"{path} has {len(models)} LiteRT models, and {len(expected)} are expected; "
+        "compare it with the decoder that it was made of"
+      )
+    for source, target in zip(models, expected, strict=True):
+      publish.move(source, target)
 
 
 def one_for_one(path: Path, vocabulary: int) -> None:

@@ -10,6 +10,10 @@ would overwrite row 0, and one that attended to nothing could write NaN. So posi
 from the first one, and the mask is made from them: what is filled up lies behind the prompt, where
 no token sees it and the next call writes. The input `mask` is there because the engine reads the
 cache's length from its last dimension.
+
+Of a decoder with `embed` the input is embeddings f32[1,s,D]. The engine makes them by a second
+file, with the signature `embedder`: token_ids i32[1,1] -> embeddings f32[1,1,D]. It also passes
+negative ids, for what is filled up, and these have the embedding of token 0.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from ..saved_model.builder import Model
 from .decoder import Decoder
 
 DECODE = "decode"
+EMBEDDER = "embedder"
 
 
 def prefill_name(size: int) -> str:
@@ -49,17 +54,41 @@ def model_of(decoder: Decoder, sizes: Sequence[int]) -> Model:
   return model
 
 
-def examples(decoder: Decoder) -> dict[str, Any]:
-  """Tokens and positions for the comparison of single calls."""
+def embedder_of(decoder: Decoder) -> Model:
+  """The signature that makes the embeddings.
 
-  def tokens(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.ndarray:
-    return rng.integers(0, decoder.vocabulary, shape).astype(dtype)
+  Args:
+    decoder: the model, with `embed`.
+  """
+  embed = decoder.embed
+  assert embed is not None
+
+  def call(params: Any, token_ids: jax.Array) -> dict[str, jax.Array]:
+    return {"embeddings": embed(params, jnp.maximum(token_ids, 0)).astype(jnp.float32)}
+
+  model = Model(decoder.params, trainable=False, idioms=tflite.IDIOMS)
+  return model.add(call, inputs={"token_ids": "i32[1,1]"}, signatures=EMBEDDER)
+
+
+def examples(decoder: Decoder) -> dict[str, Any]:
+  """Tokens, embeddings and positions for the comparison of single calls."""
 
   def positions(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.ndarray:
     first = rng.integers(0, decoder.context_length - shape[0] + 1)
     return (first + np.arange(shape[0])).astype(dtype)
 
-  return {"tokens": tokens, "input_pos": positions}
+  if decoder.embed is None:
+    return {"tokens": tokens_of(decoder), "input_pos": positions}
+  return {"input_pos": positions}
+
+
+def tokens_of(decoder: Decoder) -> Callable[..., np.ndarray]:
+  """Draws tokens for a comparison."""
+
+  def tokens(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.ndarray:
+    return rng.integers(0, decoder.vocabulary, shape).astype(dtype)
+
+  return tokens
 
 
 def _cache_names(decoder: Decoder) -> dict[str, str]:
@@ -75,7 +104,7 @@ def _inputs(decoder: Decoder, size: int) -> dict[str, Any]:
   length = decoder.context_length
   names = _cache_names(decoder)
   return {
-    "tokens": f"i32[1,{size}]",
+    **_read(decoder, size),
     "input_pos": f"i32[{size}]",
     "mask": f"f32[1,1,{size},{length}]",
     "kv_cache": {
@@ -85,20 +114,28 @@ def _inputs(decoder: Decoder, size: int) -> dict[str, Any]:
   }
 
 
+def _read(decoder: Decoder, size: int) -> dict[str, str]:
+  """What a signature reads: tokens or embeddings."""
+  if decoder.embed is None:
+    return {"tokens": f"i32[1,{size}]"}
+  return {"embeddings": f"f32[1,{size},{decoder.embedding.shape[2]}]"}
+
+
 def _call(decoder: Decoder, *, decodes: bool) -> Callable[..., Any]:
   names = _cache_names(decoder)
 
   def call(
     params: Any,
-    tokens: jax.Array,
+    read: jax.Array,
     input_pos: jax.Array,
     mask: jax.Array,
     kv_cache: Mapping[str, jax.Array],
   ) -> dict[str, Any]:
     del mask
-    positions = (input_pos[0] + jnp.arange(tokens.shape[1], dtype=jnp.int32))[None]
+    positions = (input_pos[0] + jnp.arange(read.shape[1], dtype=jnp.int32))[None]
+    read = read if decoder.embed is None else read.astype(decoder.embedding.dtype)
     rows = {path: kv_cache[name] for path, name in names.items()}
-    logits, after = decoder.on_rows(params, tokens, positions, rows)
+    logits, after = decoder.on_rows(params, read, positions, rows)
     written = {"kv_cache": {names[path]: array for path, array in after.items()}}
     return {"logits": logits.astype(jnp.float32), **written} if decodes else written
 

@@ -23,19 +23,22 @@ _HIDDEN = np.float32(-0.7 * np.finfo(np.float32).max)
 
 
 def main(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """{"model": path, "sizes": [tokens of each prefill], "length": of the cache, "vocabulary": its
-  size, "one_buffer": bool, "conversations": [[(prompt, new)]]} -> [{"turns": [tokens], "logits":
-  [f32[n,V]]}]."""
+  """{"model": path, "embedder": path or "", "sizes": [tokens of each prefill], "length": of the
+  cache, "vocabulary": its size, "one_buffer": bool, "conversations": [[(prompt, new)]]} ->
+  [{"turns": [tokens], "logits": [f32[n,V]]}]."""
   model = CompiledModel.from_file(request["model"])
+  embedder = CompiledModel.from_file(request["embedder"]) if request["embedder"] else None
   answers = []
   for conversation in request["conversations"]:
-    turns, logits = _greedy["greedy"](_session(model, request), conversation)
+    turns, logits = _greedy["greedy"](_session(model, embedder, request), conversation)
     answers.append({"turns": turns, "logits": logits})
     _calls["done"]()
   return answers
 
 
-def _session(model: Any, request: Mapping[str, Any]) -> Callable[[Sequence[int]], np.ndarray]:
+def _session(
+  model: Any, embedder: Any, request: Mapping[str, Any]
+) -> Callable[[Sequence[int]], np.ndarray]:
   decode = model.get_signature_list()["decode"]
   names = [name for name in decode["inputs"] if name.startswith("kv_cache_")]
   cache = {name: _empty(model, name) for name in names}
@@ -51,6 +54,8 @@ def _session(model: Any, request: Mapping[str, Any]) -> Callable[[Sequence[int]]
       if name not in cache
     }
     filled = _filled(tokens, read, size, request["length"])
+    if embedder is not None:
+      filled["embeddings"] = _embeddings(embedder, filled["tokens"])
     for name, buffer in inputs.items():
       buffer.write(filled[name])
     after = cache if request["one_buffer"] else spare
@@ -89,6 +94,19 @@ def _filled(tokens: Sequence[int], read: int, size: int, length: int) -> dict[st
   mask = np.full((1, 1, size, length), _HIDDEN, np.float32)
   mask[0, 0, : len(tokens)][np.arange(length) <= positions[:, None]] = 0
   return {"tokens": ids, "input_pos": input_pos, "mask": mask}
+
+
+def _embeddings(embedder: Any, tokens: np.ndarray) -> np.ndarray:
+  """f32[1,s,D] of tokens i32[1,s], made one at a time."""
+  taken = embedder.create_input_buffer_by_name("embedder", "token_ids")
+  given = embedder.create_output_buffer_by_name("embedder", "embeddings")
+  width = int(embedder.get_output_tensor_details("embedder")["embeddings"]["shape"][2])
+  rows = []
+  for token in tokens[0]:
+    taken.write(token.reshape(1, 1))
+    embedder.run_by_name("embedder", {"token_ids": taken}, {"embeddings": given})
+    rows.append(given.read(width, np.float32))
+  return np.stack(rows)[None]
 
 
 def _empty(model: Any, name: str) -> Any:

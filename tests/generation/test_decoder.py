@@ -83,6 +83,8 @@ def _half(cache: Any) -> Any:
     (_with_step(lambda logits, cache: logits), "step", "return the pair"),
     (_with_step(lambda logits, cache: 1 / 0), "step", "ZeroDivisionError"),
     ({"decode": _with_step(lambda logits, cache: (logits[0], cache))["step"]}, "decode", "[1,1,V]"),
+    ({"embed": lambda params, tokens: tokens}, "embed", "it returns int32[1, 2]"),
+    ({"embed": lambda params, tokens: params["missing"]}, "embed", "KeyError"),
     ({"init_cache": tiny.counted, "rules": {}}, "rules", "'end_index', int32[1], holds integers"),
     ({"rules": {"end_index": "start"}}, "rules", "no leaf 'end_index'"),
     (

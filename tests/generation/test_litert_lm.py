@@ -56,6 +56,47 @@ def test_a_bundle_has_jaxs_tokens_in_the_engine(tokenizer: Path, tmp_path: Path)
   assert saved.path.read_bytes()[:8] == b"LITERTLM"
 
 
+def _on_embeddings(
+  params: Any, embeddings: jax.Array, positions: jax.Array, cache: Any, mask: jax.Array
+) -> tuple[jax.Array, Any]:
+  """As `tiny.sums_step`, of embeddings f32[b,s,16]."""
+  new = {"k": embeddings, "v": embeddings[..., ::-1]}
+  after = {
+    name: jax.lax.dynamic_update_slice(cache[name], rows, (0, positions[0, 0], 0))
+    for name, rows in new.items()
+  }
+  weighted = (after["k"] + after["v"]) * tiny.weights_of_rows(tiny.CONTEXT)
+  mixed = jnp.einsum("bsc,bcd->bsd", mask.astype(weighted.dtype), weighted)
+  return mixed @ params.T, after
+
+
+def _with_embedder(**fields: Any) -> Decoder:
+  return tiny.sums_decoder(
+    step=_on_embeddings,
+    embed=lambda params, tokens: 2.0 * params[tokens],
+    init_cache=lambda b, n: {name: jnp.zeros((b, n, tiny.WIDTH)) for name in "kv"},
+    rules={},
+    stop_tokens=[1],
+    **fields,
+  )
+
+
+def test_an_embedder_has_a_section_of_its_own(tokenizer: Path, tmp_path: Path) -> None:
+  decoder = _with_embedder(tokenizer=tokenizer)
+  options: dict[str, Any] = {"target": "litert-lm", "prefill_lengths": SIZES}
+  saved = generation.save(decoder, tmp_path / "model.litertlm", conversations=TALKS[1:2], **options)
+  assert [*saved.report.agreement.values()] == [(8, 8), (8, 8)]
+  main, embedder = tmp_path / "model.tflite", tmp_path / "embedder.tflite"
+  litert_lm_bundle.copy_models(saved.path, main, embedder)
+  signatures = tflite.inspect(main).signatures
+  assert signatures["decode"]["inputs"]["embeddings"] == "f32[1,1,16]"
+  assert [*tflite.inspect(embedder).signatures] == ["embedder"]
+  row = tflite.run(embedder, {"token_ids": jnp.array([[-1]])}, signature="embedder")["embeddings"]
+  assert (row == 2.0 * decoder.params[0]).all()
+  with pytest.raises(RuntimeError, match="has 2 LiteRT models, and 1 are expected"):
+    litert_lm_bundle.copy_models(saved.path, tmp_path / "other.tflite", None)
+
+
 def _late(
   params: Any, tokens: jax.Array, positions: jax.Array, cache: Any, mask: jax.Array
 ) -> tuple[jax.Array, Any]:
