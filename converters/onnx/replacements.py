@@ -216,6 +216,8 @@ def _sum(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   reduce = functools.partial(tf.reduce_sum, axis=axes, keepdims=op.get_attr("keep_dims"))
   if not x.dtype.is_integer:
     return sums.of_rows(op, x, axes)
+  if (count := sums.of_flags(x, reduce)) is not None:
+    return [count]
   wide = tf.cast(x, tf.int64)
   known = tf.get_static_value(axes)
   if (
@@ -404,6 +406,13 @@ def _select(op: Any, condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[t
     return [guarded]
   simple = selects.without_branches(condition, x, y)
   return [simple] if simple is not None else _widened(_WIDENED["SelectV2"], op, condition, x, y)
+
+
+@replaces("NotEqual", on="onnx", because="ONNX: what tf2onnx makes of it takes two nodes, or three")
+def _unequal(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  """x itself if y bool[] is False, as where JAX counts what is true."""
+  is_flags = x.dtype == tf.bool and y.shape.rank == 0 and selects.known(y) is False
+  return [tf.identity(x)] if is_flags else same(op, x, y)
 
 
 def _or_unsigned(unsigned: Replacement, op: str) -> Callable[..., Any]:

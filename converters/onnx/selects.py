@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,17 +16,39 @@ _LIMITS: Mapping[str, tuple[Callable[..., tf.Tensor], str, Callable[[float, floa
   "Greater": (tf.minimum, "Maximum", operator.le),
   "Less": (tf.maximum, "Minimum", operator.ge),
 }
+_COMPARED: Mapping[str, Callable[..., Any]] = {
+  "Equal": operator.eq,
+  "Greater": operator.gt,
+  "GreaterEqual": operator.ge,
+  "Less": operator.lt,
+  "LessEqual": operator.le,
+  "NotEqual": operator.ne,
+}
 
 
 def without_branches(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor | None:
   """The same values as `tf.where(condition, x, y)` by other ops of the replayed graph, or None."""
-  rank = condition.shape.rank
+  chosen, rank = known(condition), condition.shape.rank
+  if chosen is not None and x.shape == y.shape and x.shape.is_fully_defined():
+    return x if chosen else y
   numbers = _number(x, rank), _number(y, rank)
   if numbers == (1, 0):
     return tf.cast(condition, x.dtype)
   if numbers == (0, 1):
     return tf.cast(tf.logical_not(condition), x.dtype)
   return _clamped(condition, x, y)
+
+
+def known(condition: tf.Tensor) -> bool | None:
+  """The value of bool[], if it is a constant or compares two; JAX compares a divisor with 0."""
+  compare = _COMPARED.get(condition.op.type)
+  if condition.shape.rank != 0:
+    return None
+  if compare is None:
+    value = tf.get_static_value(condition)
+    return None if value is None else bool(value)
+  values = [tf.get_static_value(x) for x in condition.op.inputs]
+  return None if any(value is None for value in values) else bool(compare(*values))
 
 
 def _clamped(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor | None:

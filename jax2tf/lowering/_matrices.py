@@ -132,14 +132,11 @@ def modulus(x: tf.Tensor) -> tf.Tensor:
   return tf.abs(tf.math.real(x)) + tf.abs(tf.math.imag(x)) if x.dtype.is_complex else tf.abs(x)
 
 
-def largest(sizes: tf.Tensor, positions: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
-  """sizes f32[batch,m], positions 0, 1 ... m - 1 -> i32[batch,1], where the largest from position k
-  on is; NaN counts as infinite.
-
-  TF 2.21: ArgMax ignores NaN, and would return a position before k where there is nothing else.
-  """
+def largest(sizes: tf.Tensor) -> tf.Tensor:
+  """sizes f32[batch,m,...] -> i64[batch,...], where the first of the largest is; NaN counts as
+  infinite, which TF 2.21's ArgMax ignores."""
   known = tf.where(tf.math.is_nan(sizes), tf.constant(math.inf, sizes.dtype), sizes)
-  return tf.argmax(tf.where(positions >= k, known, -1), 1, tf.int32)[:, tf.newaxis]
+  return tf.argmax(known, 1)
 
 
 def powers_of_two(sizes: tf.Tensor) -> tf.Tensor:

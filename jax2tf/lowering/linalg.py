@@ -215,6 +215,7 @@ def _rotate_into(r: jax.Array, w: jax.Array) -> jax.Array:
 # Rows of a matrix of unknown size: more than 2^20, and their square is more than TensorFlow's
 # tensors hold.
 _MOST_ROWS_BITS = 20
+_UNROLLED = 16  # up to this size a factorisation has no loop
 
 
 @lowers(P.lu_p)
@@ -235,17 +236,13 @@ def _lu(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
 
 def lu(a: tf.Tensor, square: bool = False) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   """a[batch,m,n] -> (L and U [batch,m,n], exchanges [batch,min(m,n)], permutation [batch,m])."""
-  by_columns = shared(_lu_blocks, a)
+  by_columns = shared(_lu_of_few if _is_small(a) else _lu_blocks, a)
   if square and not a.dtype.is_complex:  # the op has another modulus of a complex pivot
-    packed_lu, permutation = unless_compiled(
-      lambda: _lu_by_op(a, by_columns), lambda: by_columns(a)
-    )
-  else:
-    packed_lu, permutation = by_columns(a)
-  return packed_lu, _exchanges(permutation)[:, : size(a, -1)], permutation
+    return unless_compiled(lambda: _lu_by_op(a, by_columns), lambda: by_columns(a))
+  return by_columns(a)
 
 
-def _lu_by_op(a: tf.Tensor, otherwise: Any) -> tuple[tf.Tensor, tf.Tensor]:
+def _lu_by_op(a: tf.Tensor, otherwise: Any) -> Any:
   """a f32[batch,n,n] by TensorFlow's Lu, which takes LAPACK's pivots; `otherwise(a)` where it would
   raise: for a zero pivot."""
   # By the factorisation of Lu: finite if that does not raise. Lu takes a subnormal pivot for zero,
@@ -258,7 +255,9 @@ def _lu_by_op(a: tf.Tensor, otherwise: Any) -> tuple[tf.Tensor, tf.Tensor]:
     tf.where(regular[:, tf.newaxis, tf.newaxis], a, tf.eye(size(a, -1), dtype=a.dtype))
   )
   sure = tf.reduce_all(regular) & tf.reduce_all(all_finite(packed_lu))
-  return tf.cond(sure, lambda: (packed_lu, permutation), lambda: otherwise(a))
+  return tf.cond(
+    sure, lambda: (packed_lu, _exchanges(permutation), permutation), lambda: otherwise(a)
+  )
 
 
 def _exchanges(permutation: tf.Tensor) -> tf.Tensor:
@@ -284,7 +283,54 @@ def _of(x: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
   return tf.gather(x, positions, axis=1, batch_dims=1)
 
 
-def _lu_blocks(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _is_small(a: tf.Tensor) -> bool:
+  """Whether [batch,m,n] of real numbers is factored without a loop."""
+  rows, columns = size(a, -2), size(a, -1)
+  known = isinstance(rows, int) and isinstance(columns, int)
+  return known and max(rows, columns) <= _UNROLLED and not a.dtype.is_complex
+
+
+def _lu_of_few(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """`lu` without a loop: a step exchanges rows, the first of which is finished, and eliminates its
+  column from the others. The number of a row moves with it, as an element before those of L."""
+  m, n = a.shape[1:]
+  numbers = tf.broadcast_to(tf.range(m, dtype=a.dtype)[:, tf.newaxis], [tf.shape(a)[0], m, 1])
+  rows, finished, exchanges = tf.concat([numbers, a], 2), [], []
+  for k in range(min(m - 1, n)):
+    pivot = largest(tf.abs(rows[:, :, k + 1 : k + 2]))
+    exchanges.append(pivot)
+    order = tf.gather(_swaps(m - k), tf.squeeze(pivot, 1))
+    first, rows = tf.split(tf.gather(rows, order, axis=1, batch_dims=1), [1, m - k - 1], 1)
+    finished.append(first)
+    sizes = [k + 1, 1, n - k - 1] if k < n - 1 else [k + 1, 1]
+    _, top, *right_of_top = tf.split(first, sizes, 2)
+    before, column, *rest = tf.split(rows, sizes, 2)
+    # of a pivot of 0 the column stays
+    column = column / tf.where(tf.equal(top, 0), tf.ones([], a.dtype), top)
+    rest = [x - column * row for x, row in zip(rest, right_of_top, strict=True)]
+    rows = tf.concat([before, column, *rest], 2)
+  permutation, packed_lu = tf.split(tf.concat([*finished, rows], 1), [1, n], 2)
+  if m <= n:  # the last row stays
+    exchanges.append(tf.zeros([tf.shape(a)[0], 1], tf.int64))
+  relative = tf.cast(tf.concat(exchanges, 1), tf.int32)
+  return packed_lu, relative + tf.range(min(m, n)), tf.cast(permutation[..., 0], tf.int32)
+
+
+def _swaps(n: int) -> np.ndarray:
+  """i64[n,n], whose row p is 0, 1 ... n - 1 with p and 0 exchanged."""
+  swaps = np.tile(np.arange(n), [n, 1])
+  swaps[:, 0] = np.arange(n)
+  np.fill_diagonal(swaps, 0)
+  return swaps
+
+
+def _lu_blocks(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """`lu` by loops over the columns of blocks."""
+  packed_lu, permutation = _packed_lu(a)
+  return packed_lu, _exchanges(permutation)[:, : size(a, -1)], permutation
+
+
+def _packed_lu(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """a[batch,m,n] -> (L and U [batch,m,n], permutation [batch,m])."""
   m, n = size(a, -2), size(a, -1)
   if not (isinstance(m, int) and isinstance(n, int)):
@@ -320,7 +366,7 @@ def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor]:
   rows, columns = tf.range(m), tf.range(size(a, -1))
 
   def eliminate(k: tf.Tensor, a: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    pivot = largest(modulus(a[:, :, k]), rows, k)
+    pivot = tf.cast(largest(tf.where(rows >= k, modulus(a[:, :, k]), -1))[:, tf.newaxis], tf.int32)
     order = tf.where(tf.equal(rows, k), pivot, tf.where(tf.equal(rows, pivot), k, rows))
     a, permutation = (tf.gather(x, order, axis=1, batch_dims=1) for x in (a, permutation))
     row, column = a[:, k], a[:, :, k]

@@ -115,7 +115,7 @@ def householder_qr(a: tf.Tensor, fixed: tf.Tensor | None = None) -> tuple[tf.Ten
     if fixed is not None:
       sizes = tf.where((rows >= k)[:, tf.newaxis], tf.abs(a), 0)
       rest = tf.norm(sizes / powers_of_two(tf.reduce_max(sizes, [1, 2], keepdims=True)), axis=1)
-      pivot = largest(rest, columns, k)
+      pivot = tf.cast(largest(tf.where(columns >= k, rest, -1))[:, tf.newaxis], tf.int32)
       pivot = tf.where(k < frozen, k, pivot)
       at_k, at_pivot = tf.equal(columns, k), tf.equal(columns, pivot)
       exchange = tf.where(at_k, pivot, tf.where(at_pivot, k, columns))
