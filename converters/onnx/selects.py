@@ -16,6 +16,7 @@ _LIMITS: Mapping[str, tuple[Callable[..., tf.Tensor], str, Callable[[float, floa
   "Greater": (tf.minimum, "Maximum", operator.le),
   "Less": (tf.maximum, "Minimum", operator.ge),
 }
+_FEW = 1024  # elements whose selection takes no time; uint32 arithmetic needs ONNX Runtime 1.21
 _COMPARED: Mapping[str, Callable[..., Any]] = {
   "Equal": operator.eq,
   "Greater": operator.gt,
@@ -36,7 +37,20 @@ def without_branches(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Ten
     return tf.cast(condition, x.dtype)
   if numbers == (0, 1):
     return tf.cast(tf.logical_not(condition), x.dtype)
+  count = condition.shape.num_elements()
+  if x.dtype == tf.uint32 and (count is None or count > _FEW):
+    return _by_difference(tf.cast(condition, x.dtype), x, y, numbers)
   return _clamped(condition, x, y)
+
+
+def _by_difference(
+  flags: tf.Tensor, x: tf.Tensor, y: tf.Tensor, numbers: tuple[float | None, float | None]
+) -> tf.Tensor:
+  """x u32[...] where the flag is 1, and y where it is 0; `numbers` are those of x and y. ONNX
+  Runtime 1.31 has no Where of uint32, and an int64 takes twice the time; differences wrap."""
+  if numbers[1] == 0:
+    return x * flags
+  return y * (1 - flags) if numbers[0] == 0 else y + (x - y) * flags
 
 
 def known(condition: tf.Tensor) -> bool | None:

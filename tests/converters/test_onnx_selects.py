@@ -123,3 +123,34 @@ def test_the_bits_of_one_may_be_an_array(tmp_path: Path) -> None:
   words = np.array([[0, 1, 2**31, 2**32 - 1, 123456789]], np.uint32)
   (found,) = answers(tmp_path / "m.onnx", fun, words)
   np.testing.assert_array_equal(found, fun(words))
+
+
+@pytest.mark.one_python
+def test_unsigned_integers_are_selected_by_differences(tmp_path: Path) -> None:
+  """They wrap. JAX's searches and random bits select uint32."""
+
+  def fun(x: jax.Array, y: jax.Array) -> Any:
+    is_less = (x & 1) < (y & 1)
+    return [jnp.where(c, a, b) for c in (is_less, is_less[:, :1]) for a, b in ((x, y), (x, 0))]
+
+  x, y = RNG.choice(np.uint32([0, 1, 7, 2**31 - 1, 2**31, 2**32 - 1]), (2, 9, 40))
+  for found, expected in zip(answers(tmp_path / "m.onnx", fun, x, y), fun(x, y), strict=True):
+    np.testing.assert_array_equal(found, expected)
+  assert not {"Where", "Loop"} & {*nodes(tmp_path / "m.onnx")}
+
+
+@pytest.mark.one_python
+def test_flags_are_counted_and_known_conditions_chosen(tmp_path: Path) -> None:
+  """In float32, which has all of these counts; the divisor of a remainder is known."""
+
+  def fun(x: jax.Array) -> Any:
+    return jnp.count_nonzero(x > 0), jnp.sum(x > 0, -1), jnp.int32(x[..., 0]) % 2
+
+  x = RNG.standard_normal((5, 40)).astype("f") * 9
+  results = onnx.save(lambda _, x: fun(x), None, tmp_path / "m.onnx", inputs={"x": "f32[5,40]"})
+  for found, expected in zip(onnx.run(results.path, {"x": x}).values(), fun(x), strict=True):
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, expected)
+  found = nodes(tmp_path / "m.onnx")
+  assert found.count("ReduceSum") == 2
+  assert not {"Split", "Xor"} & {*found}
