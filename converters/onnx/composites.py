@@ -18,16 +18,25 @@ QUANTIZE = "QuantizeLinear"  # with DequantizeLinear behind it
 _NODE, _ATTRIBUTE = "_node", "_of_onnx_"  # attributes of a stand-in begin with "_"
 
 
-def composite(node: str, operands: Sequence[tf.Tensor], **attributes: float) -> tf.Tensor:
+def composite(
+  node: str, operands: Sequence[tf.Tensor], **attributes: float | Sequence[int]
+) -> tf.Tensor:
   """The result of a node of ONNX, which has the shape and dtype of the first operand."""
   dtypes = [x.dtype for x in operands]
   types = tf.compat.v1.AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in dtypes])
   attrs = {"T": tf.compat.v1.AttrValue(list=types), _NODE: tf.compat.v1.AttrValue(s=node.encode())}
   for name, value in attributes.items():
-    kind = {"i": value} if isinstance(value, int) else {"f": value}
-    attrs[f"{_ATTRIBUTE}{name}"] = tf.compat.v1.AttrValue(**kind)
+    attrs[f"{_ATTRIBUTE}{name}"] = _attribute(value)
   op = replay.graph().create_op(STAND_IN, list(operands), dtypes, attrs=attrs, name=node)
   return op.outputs[0]
+
+
+def _attribute(value: float | Sequence[int]) -> Any:
+  if isinstance(value, int):
+    return tf.compat.v1.AttrValue(i=value)
+  if isinstance(value, float):
+    return tf.compat.v1.AttrValue(f=value)
+  return tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(i=value))
 
 
 def _node(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:

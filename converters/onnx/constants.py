@@ -14,15 +14,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from . import patches
+from . import composites, patches
 from .runtime import extra
 
 Operations: TypeAlias = Sequence[tf.Operation]
 # {name of a tensor: its value}, {name of a tensor: its dtype}
 Known: TypeAlias = tuple[dict[str, Any], dict[str, tf.DType]]
 
-# Ops that tf2onnx leaves as they are.
-_KEPT = ("PlaceholderWithDefault", "Switch", "Merge", "Enter", "Exit", "NextIteration")
+# Ops that tf2onnx leaves as they are, and what stands for a node of ONNX.
+_KEPT = (
+  *("PlaceholderWithDefault", "Switch", "Merge", "Enter", "Exit", "NextIteration"),
+  composites.STAND_IN,
+)
 _KEPT_BEGINNINGS = ("QuantizeAndDequantizeV", "Random")
 _SMALL, _HUGE = 1_000, 1_000_000  # elements
 

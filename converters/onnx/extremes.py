@@ -30,7 +30,7 @@ def reduced(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
     # not `total != total`: of that ONNX Runtime 1.32 makes a Where that loses -0.0
     return tf.where(tf.math.is_nan(total), tf.constant(math.nan, x.dtype), result)
 
-  return [_unless(tf.math.is_nan, x, result, exact)]
+  return [unless(tf.math.is_nan, x, result, exact)]
 
 
 def selected(op: Any, result: tf.Tensor) -> tf.Tensor | None:
@@ -79,7 +79,7 @@ def _pooled(op: Any, inner: tf.Tensor) -> tf.Tensor | None:
 
   # what is padded with -inf has a sum that is not finite
   operand = x.op.inputs[0] if x.op.type == "PadV2" else x
-  return _unless(lambda total: ~(tf.abs(total) < math.inf), operand, pool, exact)
+  return unless(is_not_finite, operand, pool, exact)
 
 
 def _position(op: Any, index: tf.Tensor) -> tf.Tensor | None:
@@ -104,10 +104,15 @@ def _position(op: Any, index: tf.Tensor) -> tf.Tensor | None:
     first_nan = tf.argmax(tf.cast(is_nan, tf.float32), int(axis), index.dtype)
     return tf.where(tf.reduce_any(is_nan, int(axis)), first_nan, index)
 
-  return _unless(tf.math.is_nan, x, index, exact)
+  return unless(tf.math.is_nan, x, index, exact)
 
 
-def _unless(
+def is_not_finite(total: tf.Tensor) -> tf.Tensor:
+  """Whether a sum is infinite or NaN."""
+  return ~(tf.abs(total) < math.inf)
+
+
+def unless(
   is_other: Callable[[tf.Tensor], tf.Tensor],
   x: tf.Tensor,
   result: tf.Tensor,

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ..export import replay
 from ..export.replay import Replacement
-from . import activations, composites, handlers, opsets, triangles
+from . import activations, composites, cumulative, handlers, opsets, triangles
 from .replacements import TABLE as EXACT
 from .replacements import same
 
@@ -104,6 +104,16 @@ def _select(op: Any, condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[t
     if result is not None:
       return [result]
   return _exact(op, condition, x, y)
+
+
+def _joined(op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:
+  *parts, axis = operands
+  known = tf.get_static_value(axis)
+  if known is not None and parts[0].shape.rank:
+    running = cumulative.extreme(parts, int(known) % parts[0].shape.rank)
+    if running is not None:
+      return [running]
+  return _exact(op, *operands)
 
 
 def _band(op: Any, x: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor) -> list[tf.Tensor]:
@@ -324,4 +334,5 @@ TABLE: Mapping[str, Replacement] = {
   "RealDiv": _quotient,
   "SelectV2": _select,
   "MatrixBandPart": _band,
+  "ConcatV2": _joined,
 }

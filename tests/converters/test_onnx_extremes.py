@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import onnx as onnx_package
 import pytest
@@ -107,3 +108,37 @@ def test_small_operands_have_no_branch(tmp_path: Path) -> None:
   x = np.array([[1, np.nan, np.inf, -np.inf]] * 2 + [[2, 3, -np.inf, -np.inf]] * 2, np.float32)
   x = np.tile(x, 2)
   np.testing.assert_array_equal(next(iter(onnx.run(path, {"x": x}).values())), np.max(x, 0))
+
+
+@pytest.mark.one_python
+@pytest.mark.filterwarnings("ignore:ONNX Runtime computes different outputs than JAX for NaN")
+@pytest.mark.parametrize("shape", ["b,9", "3,9", "9,b", "b,4,2"])
+def test_cumulative_extremes_are_pools(tmp_path: Path, shape: str) -> None:
+  axis = next(i for i, size in enumerate(shape.split(",")) if size in "49")
+
+  def fun(x: jax.Array) -> list[jax.Array]:
+    both = lax.cummax, lax.cummin
+    return [of(x, axis, reverse=reverse) for of in both for reverse in (False, True)]
+
+  path = tmp_path / "m.onnx"
+  onnx.save(lambda _, x: fun(x), {}, path, inputs={"x": f"f32[{shape}]"}, samples=1)
+  sizes = [3 if size == "b" else int(size) for size in shape.split(",")]
+  rng = np.random.default_rng(0)
+  hostile = np.float32([np.nan, np.inf, -np.inf, 0, 1, -2.5, 3e38])
+  for x in (rng.standard_normal(sizes).astype("f"), rng.choice(hostile, sizes)):
+    for y, expected in zip(onnx.run(path, {"x": x}).values(), jax.jit(fun)(x), strict=True):
+      np.testing.assert_array_equal(y, expected)
+  kinds = [node.op_type for node in protos.nodes(onnx_package.load(path).graph)]
+  assert kinds.count("MaxPool") == 8 and "Slice" not in kinds
+
+
+@pytest.mark.one_python
+def test_a_cumulative_extreme_of_constants(tmp_path: Path) -> None:
+  made = onnx.save(
+    lambda _, x: x + lax.cummax(jnp.sin(jnp.arange(9.0))),
+    {},
+    tmp_path / "m.onnx",
+    inputs={"x": "f32[9]"},
+    samples=1,
+  )
+  assert made.report.ok
