@@ -27,6 +27,7 @@ _KEPT = (
   composites.STAND_IN,
 )
 _KEPT_BEGINNINGS = ("QuantizeAndDequantizeV", "Random")
+_FEW = 64  # ops
 _SMALL, _HUGE = 1_000, 1_000_000  # elements
 
 
@@ -110,6 +111,26 @@ def _of_constants(
       known.add(result.name)
       folded.append(op)
   return folded
+
+
+def scalar(x: tf.Tensor) -> Any:
+  """The value of a scalar of a graph that is being built, if few ops compute it from constants, or
+  None."""
+  folded: set[tf.Operation] = set()
+  waiting = [x.op]
+  while waiting:
+    op = waiting.pop()
+    if op.type == "Const" or op in folded:
+      continue
+    is_kept = op.type in _KEPT or op.type.startswith(_KEPT_BEGINNINGS) or _calls(op)
+    if is_kept or not op.inputs or len(op.outputs) != 1 or len(folded) == _FEW:
+      return None
+    folded.add(op)
+    waiting.extend(y.op for y in op.inputs)
+  if not folded:
+    return tf.get_static_value(x)
+  values = _computed([*folded], {}, [x.name])
+  return None if values is None else values[x.name]
 
 
 def _calls(op: tf.Operation) -> bool:

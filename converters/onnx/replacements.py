@@ -402,6 +402,8 @@ def _is_inf(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _select(op: Any, condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  if (known := selects.chosen(op, condition, x, y)) is not None:
+    return [tf.identity(known)]
   if (guarded := extremes.selected(op, y)) is not None:
     return [guarded]
   simple = selects.without_branches(condition, x, y)

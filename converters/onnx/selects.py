@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from . import constants
+
 # {comparison with an upper or a lower bound: (limit, type of the other limit, whether that is
 # inside of the bound)}.
 _LIMITS: Mapping[str, tuple[Callable[..., tf.Tensor], str, Callable[[float, float], bool]]] = {
@@ -29,9 +31,7 @@ _COMPARED: Mapping[str, Callable[..., Any]] = {
 
 def without_branches(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor | None:
   """The same values as `tf.where(condition, x, y)` by other ops of the replayed graph, or None."""
-  chosen, rank = known(condition), condition.shape.rank
-  if chosen is not None and x.shape == y.shape and x.shape.is_fully_defined():
-    return x if chosen else y
+  rank = condition.shape.rank
   numbers = _number(x, rank), _number(y, rank)
   if numbers == (1, 0):
     return tf.cast(condition, x.dtype)
@@ -53,16 +53,33 @@ def _by_difference(
   return y * (1 - flags) if numbers[0] == 0 else y + (x - y) * flags
 
 
+def chosen(op: Any, condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor | None:
+  """The operand that a known condition selects, or None. It has the shape of the result: in a
+  function of JAX, whose name scope the op has, both operands have one shape.
+
+  Args:
+    op: the SelectV2 of the original graph.
+    condition, x, y: its operands in the new graph.
+  """
+  if None in (x.shape.rank, y.shape.rank) or x.shape.as_list() != y.shape.as_list():
+    return None
+  if not x.shape.is_fully_defined() and "jax2tf_" not in op.name:
+    return None
+  value = known(condition)
+  return None if value is None else (x if value else y)
+
+
 def known(condition: tf.Tensor) -> bool | None:
-  """The value of bool[], if it is a constant or compares two; JAX compares a divisor with 0."""
-  compare = _COMPARED.get(condition.op.type)
+  """The value of bool[], if it is computed from constants; JAX compares a divisor with 0, and the
+  first and the last edge of bins."""
   if condition.shape.rank != 0:
     return None
-  if compare is None:
-    value = tf.get_static_value(condition)
-    return None if value is None else bool(value)
+  compare = _COMPARED.get(condition.op.type)
   values = [tf.get_static_value(x) for x in condition.op.inputs]
-  return None if any(value is None for value in values) else bool(compare(*values))
+  if compare is not None and all(value is not None for value in values):
+    return bool(compare(*values))
+  value = constants.scalar(condition)
+  return None if value is None else bool(value)
 
 
 def _clamped(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor | None:

@@ -154,3 +154,19 @@ def test_flags_are_counted_and_known_conditions_chosen(tmp_path: Path) -> None:
   found = nodes(tmp_path / "m.onnx")
   assert found.count("ReduceSum") == 2
   assert not {"Split", "Xor"} & {*found}
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("bins", [[-2.0, 0.0, 1.0], [1.0, 0.5, -0.0, -3.0]], ids=["up", "down"])
+def test_bins_that_are_known_are_searched_once(bins: list[float], tmp_path: Path) -> None:
+  def fun(x: jax.Array) -> jax.Array:
+    return jnp.digitize(x, jnp.array(bins) + 0 * jnp.arange(len(bins)))
+
+  # XLA takes subnormal numbers for 0
+  normal = HOSTILE[~(np.abs(HOSTILE) < np.finfo(np.float32).tiny) | (HOSTILE == 0)]
+  x = np.stack([normal, RNG.standard_normal(normal.size).astype("f")])
+  (found,) = answers(tmp_path / "m.onnx", fun, x)
+  np.testing.assert_array_equal(found, jax.jit(fun)(x))
+  known = len(nodes(tmp_path / "m.onnx"))
+  answers(tmp_path / "other.onnx", lambda x: jnp.digitize(x, x[0, : len(bins)]), x)
+  assert known < 0.7 * len(nodes(tmp_path / "other.onnx"))
