@@ -10,7 +10,7 @@ from jax import export
 
 from jax2tf.converters.saved_model import manifest
 from jax2tf.tools.cli.main import command
-from tests.stablehlo import stored
+from tests.support import stored_artifacts as stored
 
 
 def _converted(tmp_path, version, case, *options):

@@ -11,7 +11,7 @@ from jax2tf.converters import opened, tflite
 from jax2tf.converters.opened import contents, files, functions, rewriting
 from jax2tf.converters.saved_model import described, manifest
 from jax2tf.tools.batch import engines, worker
-from tests.stablehlo import stored
+from tests.support import stored_artifacts as stored
 from tests.support.archives import npz
 
 

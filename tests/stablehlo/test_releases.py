@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jax2tf import stablehlo
-from tests.stablehlo import stored
+from jax2tf.converters import onnx, tflite
+from tests.support import stored_artifacts as stored
 
 _NEWER = {"0.12.0.1": (0, 12)}
 _CASES = [(version, case) for version in stored.VERSIONS for case in stored.cases(version)]
@@ -57,3 +58,22 @@ def test_modules_of_pytorch():
     operands = [*weights, arrays["x"]]
     result = function(*(operands[index] for index in arrays["kept"]))
     np.testing.assert_allclose(jax.tree.leaves(result)[0], arrays["y"], 1e-4, 1e-5)
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("target", [onnx, tflite])
+def test_a_module_of_pytorch_is_exported(target, tmp_path):
+  """Its weights are constants of the file."""
+  module, arrays = stored.torch_modules()["resnet"]
+  function = stablehlo.load(module)
+  weights = [arrays[f"w{index}"] for index in range(sum(name[0] == "w" for name in arrays))]
+
+  def predict(weights, x):
+    operands = [*weights, x]
+    return function(*(operands[index] for index in arrays["kept"]))
+
+  x = arrays["x"]
+  file = tmp_path / "model"
+  exported = target.save(predict, weights, file, inputs={"x": jax.typeof(x)}, outputs=["y"])
+  assert exported.report.ok
+  np.testing.assert_allclose(target.run(file, {"x": x})["y"], arrays["y"], 1e-4, 1e-5)

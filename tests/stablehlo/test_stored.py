@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.stablehlo import stored
+from tests.support import stored_artifacts as stored
 from tests.support.archives import npz
 
 

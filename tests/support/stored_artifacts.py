@@ -1,4 +1,5 @@
-"""Reads the artifacts and closed models that other releases wrote: artifacts/README.md."""
+"""Reads the artifacts and closed models that other releases wrote:
+tests/stablehlo/artifacts/README.md."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from tests.support.archives import npz
 
-_FOLDER = Path(__file__).with_name("artifacts")
+_FOLDER = Path(__file__).parents[1] / "stablehlo" / "artifacts"
 VERSIONS = ("0.4.26", "0.4.38", "0.5.3", "0.7.2", "0.10.2", "0.12.0.1")
 _NARROW = {np.dtype(t).name: np.dtype(t) for t in (ml_dtypes.bfloat16, ml_dtypes.int4)}
 
