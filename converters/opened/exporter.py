@@ -17,7 +17,7 @@ from ..bundle.files import MANIFEST, SAVED_MODEL
 from ..saved_model.draws import HOSTILE
 from ..verify import plan
 from ..verify.report import Report
-from . import closed, comparison, files, rewriting
+from . import closed, comparison, files, modules, rewriting
 
 
 class OpenError(RuntimeError):
@@ -50,6 +50,7 @@ def save(
   samples: int = 2,
   rtol: float | None = None,
   atol: float | None = None,
+  untrusted: bool = False,
 ) -> Opened:
   """Converts a closed SavedModel to a SavedModel of ordinary TensorFlow ops with the same values.
 
@@ -73,6 +74,8 @@ def save(
     samples: the number of random inputs per kind and size.
     rtol, atol: tolerances of floating point results, in place of the default tolerances of their
       dtypes.
+    untrusted: whether the modules may be malicious. MLIR's parser can end the process for some
+      bytes; if `untrusted` is True, a child process reads them first, as for `stablehlo.load`.
 
   Returns:
     the path and the report of the comparison.
@@ -110,6 +113,8 @@ def save(
         problem="it has no closed ops: it is an ordinary SavedModel already",
         advice="use it as it is",
       )
+    if untrusted:
+      modules.check(files.read(directory).meta_graphs[0].graph_def)
     count, report, notes = _written(directory, place, str(saved), options)
     if target.exists():
       _checked(path, overwrite)  # again, because the comparison may have taken minutes

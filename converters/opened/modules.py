@@ -10,12 +10,15 @@ import tensorflow as tf
 from jax2tf.errors import ArtifactError
 from jax2tf.messages import Message
 from jax2tf.stablehlo import (
+  children,
   loading,  # noqa: F401  (registers the rules)
   parsing,
 )
 from jax2tf.stablehlo.artifacts import Artifact, Source
 from jax2tf.stablehlo.functions import Function
 
+from ..bundle import graphs
+from . import closed
 from .programs import Program
 
 
@@ -39,6 +42,22 @@ def of_node(node: Any) -> Program:
     tuple(_spec(aval) for aval in function.in_avals),
     tuple((index, None) for index in range(len(function.in_avals))),
   )
+
+
+def check(graph: Any) -> None:
+  """Reads each module of a GraphDef in a child process.
+
+  Raises:
+    ArtifactError: MLIR cannot read a module, or ends the child.
+    NotImplementedError: a module calls functions of TensorFlow.
+  """
+  nodes = {
+    closed.program(each.node): each.node
+    for each in closed.nodes(graph)
+    if each.node.op == graphs.MODULE
+  }
+  for node in nodes.values():
+    children.checked(artifact_of(node), f"the module of {node.name!r}")
 
 
 def artifact_of(node: Any) -> Artifact:

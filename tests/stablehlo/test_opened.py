@@ -10,9 +10,12 @@ from tensorflow.core.protobuf import saved_model_pb2
 from jax2tf.converters import opened, tflite
 from jax2tf.converters.opened import contents, files, functions, rewriting
 from jax2tf.converters.saved_model import described, manifest
+from jax2tf.errors import ArtifactError
+from jax2tf.stablehlo import export_files
 from jax2tf.tools.batch import engines, worker
 from tests.support import stored_artifacts as stored
 from tests.support.archives import npz
+from tests.support.conformance import mutants
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +212,19 @@ def test_the_names_of_equal_sizes_are_found(tmp_path):
   tf.saved_model.save(module, str(tmp_path / "plain"), signatures=module.f)
   [record] = described.records(tf.saved_model.load(str(tmp_path / "plain"))).values()
   assert record.inputs == {"x": "f32[b,b]", "y": "f32[b,b]"}
+
+
+@pytest.mark.one_python
+def test_a_module_that_ends_the_parser_is_refused(closed, tmp_path):
+  """Where a child process reads it first, as for `jax2tf open`: MLIR ends the process."""
+  source = tmp_path / "harmful"
+  shutil.copytree(closed["upstream-0.10.2-mlp"], source)
+  saved = saved_model_pb2.SavedModel.FromString((source / "saved_model.pb").read_bytes())
+  module = export_files.read(mutants.mutant(483).contents).module.take()
+  for function in saved.meta_graphs[0].graph_def.library.function:
+    for node in function.node_def:
+      if node.op == "XlaCallModule":
+        node.attr["module"].s = module
+  (source / "saved_model.pb").write_bytes(saved.SerializeToString())
+  with pytest.raises(ArtifactError, match="has a module that ends MLIR's parser"):
+    opened.save(source, tmp_path / "open", untrusted=True)

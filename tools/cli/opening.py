@@ -28,7 +28,9 @@ def opening(source: str, path: str, overwrite: bool, sizes: Sequence[str]) -> An
   from jax2tf.converters import opened  # noqa: PLC0415
   from jax2tf.tools.cli import _loading  # noqa: PLC0415
 
-  made = opened.save(source, path, overwrite=overwrite, sizes=_loading.sizes(sizes) or None)
+  made = opened.save(
+    source, path, overwrite=overwrite, sizes=_loading.sizes(sizes) or None, untrusted=True
+  )
   answer = {
     "verdict": made.report.verdict,
     "path": str(made.path),
