@@ -240,20 +240,19 @@ class Onnx(Target[WrittenModel]):
 
   def compare(self, source: Source, written: WrittenModel) -> Report:
     (signature,) = source.signatures.values()
-    session = opened(written.model, written.path, signature)
+    # Opened after the reference has run, which takes as much memory for large models.
+    session = functools.cache(functools.partial(opened, written.model, written.path, signature))
+
+    def answer(runs: Sequence[plan.Run]) -> list[calls.Answer]:
+      return answers(session(), runs)
+
     versions = {name: extra(name).__version__ for name in ("onnx", "tf2onnx", "onnxruntime")}
     if self.quantization.scheme is not None:
       return quantization.compared(
-        source,
-        functools.partial(answers, session),
-        TARGET,
-        RUNTIME,
-        self.comparison,
-        written.quantization,
-        versions=versions,
+        source, answer, TARGET, RUNTIME, self.comparison, written.quantization, versions=versions
       )
     return source.compared(
-      functools.partial(answers, session),
+      answer,
       TARGET,
       RUNTIME,
       self.comparison,
