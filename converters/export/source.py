@@ -4,6 +4,7 @@ with JAX."""
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import os
 import re
@@ -72,6 +73,10 @@ class ExportError(RuntimeError):
       )
       for use in uses
     ]
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    """An exception would be made again of its text alone, in another process."""
+    return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,13 @@ def test_an_answer_that_differs_is_an_error(tmp_path: Path) -> None:
       wrong, "onnx", "TensorFlow", Comparison(examples={"n": np.int32(2)}), versions={}
     )
   assert caught.value.target == "onnx"
+
+
+def test_an_error_of_an_export_passes_from_one_process_to_another() -> None:
+  error = ExportError("onnx", "refused", [survey.Use("Erf", "erf", "line 1")], {"Erf": "why"})
+  copy = pickle.loads(pickle.dumps(error))
+  assert (str(copy), copy.target, copy.uses) == (str(error), "onnx", error.uses)
+  assert copy.gaps[0].reason == "why"
 
 
 def test_an_answer_that_differs_for_hostile_numbers_is_a_warning() -> None:
