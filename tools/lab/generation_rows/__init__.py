@@ -1,3 +1,3 @@
 """Rows of docs/reports/generation.md."""
 
-SECTIONS = ("models",)
+SECTIONS = ("models", "trained")

@@ -4,4 +4,4 @@ Each section of the page is a module here, with `rows()`, the names of its rows,
 `measured(names)`, which yields (name, numbers) for each.
 """
 
-SECTIONS = ("zoo", "minilm", "libraries", "decoders")
+SECTIONS = ("zoo", "minilm", "libraries", "qwix", "decoders")

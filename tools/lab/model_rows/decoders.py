@@ -1,5 +1,5 @@
 """Decoders of language models at real sizes: the time and the memory of an export, the size of the
-file, and the time of the next token."""
+file, and the time of the next token; or the tokens that an engine generates."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax2tf.converters import onnx, saved_model, tflite
+from jax2tf.converters import generation, onnx, saved_model, tflite
+from jax2tf.converters.generation import litert_lm_bundle
 from jax2tf.tools.lab import measure, workers
 
 # {"seconds": of the export with its comparison, "peak": its largest memory in bytes, "held": that
 # of the parameters and the libraries before it, "weights": in bytes, "file": in bytes, "token":
-# milliseconds of a token relative to jax.jit with a donated cache}
+# milliseconds of a token relative to jax.jit with a donated cache; or for an engine "tokens":
+# [equal to JAX's without a cache, of]}
 Numbers = dict[str, Any]
 
 
@@ -45,7 +47,8 @@ SHAPES = {
   "270M f32": Shape(262_144, 640, 18, 4, 256, 2048),
   "1B bf16": Shape(262_144, 1152, 26, 4, 256, 6912, dtype="bfloat16"),
 }
-_TARGETS = ("saved-model", "onnx", "tflite")
+_FILES = ("saved-model", "onnx", "tflite")
+_ENGINES = ("litert-lm", "onnxruntime-genai")
 # Without tolerances a difference above the default ones is compared with float64, which takes twice
 # the weights. bfloat16 has 8 bits, and each runtime rounds to them in other places of 26 layers.
 _TOLERANCES: dict[str, dict[str, float]] = {
@@ -56,7 +59,7 @@ _TOLERANCES: dict[str, dict[str, float]] = {
 
 def rows() -> list[str]:
   """Each decoder at each target."""
-  return [f"{shape}: {target}" for shape in SHAPES for target in _TARGETS]
+  return [f"{shape}: {target}" for shape in SHAPES for target in (*_FILES, *_ENGINES)]
 
 
 def measured(names: Sequence[str]) -> Iterator[tuple[str, Numbers]]:
@@ -64,6 +67,9 @@ def measured(names: Sequence[str]) -> Iterator[tuple[str, Numbers]]:
   for row in names:
     shape, target = row.split(": ")
     with tempfile.TemporaryDirectory(prefix="jax2tf-decoder-") as folder:
+      if target in _ENGINES:
+        yield row, workers.alone(in_engine, shape, target, folder)
+        continue
       numbers = workers.alone(exported, shape, target, folder)
       yield row, numbers | {"token": workers.alone(token, shape, target, numbers.pop("path"))}
 
@@ -99,25 +105,26 @@ def parameters(shape: Shape) -> Any:
 def decode(
   shape: Shape, params: Any, token: jax.Array, position: jax.Array, cache: dict[str, jax.Array]
 ) -> dict[str, Any]:
-  """token i32[1,1], position i32[1], cache {k_0: f32[1,length,1,head], ...} -> logits f32[1,1,v],
+  """token i32[1,s], position i32[s], cache {k_0: f32[1,length,1,head], ...} -> logits f32[1,s,v],
   and the cache with the new rows."""
+  count = token.shape[1]
   x = params["embedding"][token] * jnp.asarray(shape.width**0.5, shape.dtype)
-  visible = jnp.where(jnp.arange(shape.length) <= position[0], 0.0, -1e30)
+  visible = jnp.where(jnp.arange(shape.length) <= position[:, None], 0.0, -1e30)
   new: dict[str, jax.Array] = {}
   for i, layer in enumerate(params["layers"]):
     y = _normalised(x, layer["before"])
     for name in "kv":
-      entry = (y @ layer[name]).reshape(1, 1, 1, shape.head)
+      entry = (y @ layer[name]).reshape(1, count, 1, shape.head)
       entry = _rotated(entry, position) if name == "k" else entry
       row = entry.astype(cache[f"{name}_{i}"].dtype)
       new[f"{name}_{i}"] = jax.lax.dynamic_update_slice(
         cache[f"{name}_{i}"], row, (0, position[0], 0, 0)
       )
-    query = _rotated((y @ layer["q"]).reshape(1, 1, shape.heads, shape.head), position)
+    query = _rotated((y @ layer["q"]).reshape(1, count, shape.heads, shape.head), position)
     keys, values = (new[f"{name}_{i}"].astype(x.dtype) for name in "kv")
     scores = jnp.einsum("bqnh,bkoh->bnqk", query, keys).astype(jnp.float32) * shape.head**-0.5
     weights = jax.nn.softmax(scores + visible, -1).astype(x.dtype)
-    x += jnp.einsum("bnqk,bkoh->bqnh", weights, values).reshape(1, 1, -1) @ layer["o"]
+    x += jnp.einsum("bnqk,bkoh->bqnh", weights, values).reshape(1, count, -1) @ layer["o"]
     y = _normalised(x, layer["after"])
     x += (jax.nn.gelu(y @ layer["gate"]) * (y @ layer["up"])) @ layer["down"]
   logits = _normalised(x, params["last"]) @ params["embedding"].T
@@ -132,7 +139,7 @@ def _normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 def _rotated(x: jax.Array, position: jax.Array) -> jax.Array:
   half = x.shape[-1] // 2
-  angles = position.astype(jnp.float32) * 10_000.0 ** (-jnp.arange(half) / half)
+  angles = position.astype(jnp.float32)[:, None, None] * 10_000.0 ** (-jnp.arange(half) / half)
   first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
   sin, cos = jnp.sin(angles), jnp.cos(angles)
   return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(
@@ -197,8 +204,52 @@ def token(name: str, target: str, path: str) -> float:
   return ms["file"] / ms["jax"]
 
 
-def _cache(shape: Shape) -> dict[str, np.ndarray]:
-  sizes = (1, shape.length, 1, shape.head)
+def in_engine(name: str, target: str, folder: str) -> Numbers:
+  """Saves a decoder for an engine, which generates 4 tokens behind prompts of 5 and 20."""
+  shape = SHAPES[name]
+  tokenizer = Path(folder, "tokenizer.json")
+  litert_lm_bundle.one_for_one(tokenizer, shape.vocabulary)
+  params = jax.block_until_ready(parameters(shape))
+  decoder = generation.Decoder(
+    step=functools.partial(_step, shape),
+    params=params,
+    init_cache=lambda batch, length: jax.tree.map(
+      jnp.asarray, _cache(shape, batch=batch, length=length)
+    ),
+    context_length=shape.length,
+    stop_tokens=[1],
+    tokenizer=tokenizer if target == "litert-lm" else None,
+  )
+  prompts = np.random.default_rng(0).integers(2, shape.vocabulary, (20,)).tolist()
+  asked = [(generation.Turn(tuple(prompts[:length]), new=4),) for length in (5, 20)]
+  options: dict[str, Any] = {"prefill_lengths": [16]} if target == "litert-lm" else {}
+  with _Memory() as memory:
+    start, held = time.perf_counter(), memory.now()
+    made = generation.save(
+      decoder, Path(folder, "model"), target=target, conversations=asked, **options
+    )
+    seconds = time.perf_counter() - start
+  shares = made.report.agreement.values()
+  return {
+    "seconds": seconds,
+    "peak": memory.peak,
+    "held": held,
+    "weights": sum(x.nbytes for x in jax.tree.leaves(params)),
+    "file": made.size,
+    "tokens": [sum(equal for equal, _ in shares), sum(of for _, of in shares)],
+  }
+
+
+def _step(
+  shape: Shape, params: Any, tokens: jax.Array, positions: jax.Array, cache: Any
+) -> tuple[jax.Array, Any]:
+  """As `generation.Decoder` takes it."""
+  results = decode(shape, params, tokens, positions[0], cache)
+  return results["logits"], results["new"]
+
+
+def _cache(shape: Shape, batch: int = 1, length: int | None = None) -> dict[str, np.ndarray]:
+  sizes = (batch, shape.length if length is None else length, 1, shape.head)
   return {f"{n}_{i}": np.zeros(sizes, np.float32) for i in range(shape.layers) for n in "kv"}
 
 

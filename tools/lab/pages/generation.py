@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jax2tf.tools.lab.generation_rows import trained
 from jax2tf.tools.lab.generation_rows.decoders import CONTEXT, LAYERS, VOCABULARY
 from jax2tf.tools.lab.generation_rows.models import TARGETS
 from jax2tf.tools.lab.pages import Rows, sections, table
@@ -27,12 +28,21 @@ function computes a different result from a prompt in pieces than from the whole
 file is compared with JAX in pieces. "SDPA": the engine's paged attention would not compute this
 model's attention, so the other backend runs it.
 """
+_TRAINED = f"""## Rounded weights of a trained decoder
+
+A decoder of {trained.LAYERS} layers of {trained.WIDTH} that has learned Python's language reference
+in {trained.STEPS:,} steps, but for its last tenth. From that tenth are {trained.PROMPTS} prompts of
+{trained.READ} tokens. *Equal*: the engine's greedy tokens that are JAX's, {trained.NEW} behind each
+prompt. *Margin*: by how much JAX's choice exceeds the engine's where they differ, at most, in JAX's
+logits. *Right*: how often the first token is the text's, for the file and for JAX in float32.
+"""
 _NOTES = {"own_pieces": "pieces", "paged_attention": "SDPA"}
 
 
 def text() -> str:
   """The page."""
-  return "\n".join([*_ABOUT.splitlines(), *sections("generation", {"models": (_MODELS, _of)}), ""])
+  tables = {"models": (_MODELS, _of), "trained": (_TRAINED, _of_trained)}
+  return "\n".join([*_ABOUT.splitlines(), *sections("generation", tables), ""])
 
 
 def _of(rows: Rows) -> Sequence[str]:
@@ -45,6 +55,22 @@ def _of(rows: Rows) -> Sequence[str]:
   refusals = [f"- {name}: {row['refused']}" for name, row in rows.items() if "refused" in row]
   lines = table(["model", "version", *TARGETS], cells, words=2)
   return [*lines, *(["", "Refused:", "", *refusals] if refusals else [])]
+
+
+def _of_trained(rows: Rows) -> Sequence[str]:
+  cells = []
+  for name, row in rows.items():
+    target, _, scheme = name.partition(" ")
+    if "refused" in row:
+      cells.append([target, scheme, "**no**", "", "", "", ""])
+      continue
+    shares = [f"{row[key]:.1%}" for key in ("right", "jax")]
+    equal = "{} of {}".format(*row["tokens"])
+    megabytes = f"{row['bytes'] / 1e6:.2f}"
+    cells.append([target, scheme, megabytes, equal, f"{row['margin']:.2g}", *shares])
+  head = ["target", "weights", "MB", "equal", "margin", "right", "right in JAX"]
+  refusals = [f"- {name}: {row['refused']}" for name, row in rows.items() if "refused" in row]
+  return [*table(head, cells, words=2), *(["", "Refused:", "", *refusals] if refusals else [])]
 
 
 def _cell(row: Any) -> str:

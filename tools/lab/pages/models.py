@@ -43,6 +43,15 @@ there is one. Run with `EQX_ON_ERROR=nan`; [custom primitives](../developers/own
 gives the reason.
 """
 
+_QWIX = """## Networks of Qwix in integers
+
+The networks of Qwix' own tests for devices, written again, as `quantization="int8"` of LiteRT with
+the ranges of `OdmlConversionProvider`. A trained network has learned handwritten digits, the second
+half of the steps with Qwix' rounding. *In float32*: the ops between the ends that compute floats.
+*Cosine* and *top-1* are against Qwix' rounded network in JAX, on inputs that were not learned.
+*Right*: of the labels, for the network in float32 (with the parameters learned with rounding), for
+Qwix' in JAX, and for the file.
+"""
 _DECODERS = """## Decoders
 
 Decoders of language models with random weights, Gemma's layers, a tied embedding and a cache of
@@ -50,7 +59,9 @@ Decoders of language models with random weights, Gemma's layers, a tied embeddin
 comparison. *Peak* is anonymous and shared memory of the process and its children; *before* is the
 memory of the parameters and the libraries before it. Other programs ran beside these rows, so the
 seconds are long. *Token* is the time of the next token relative to `jax.jit` with a donated cache,
-on two CPU cores.
+on two CPU cores. *Greedy tokens* are those that an engine generates behind prompts of 5 and of 20
+tokens and that equal JAX's without a cache, of all; litert-lm counts LiteRT with one buffer for the
+cache and the engine. The peak has the loops in the engines too.
 """
 
 
@@ -60,6 +71,7 @@ def text() -> str:
   tables = {
     "minilm": (_MINILM, _minilm),
     "libraries": (_LIBRARIES, _libraries),
+    "qwix": (_QWIX, _qwix),
     "decoders": (_DECODERS, _decoders),
   }
   others = sections("models", tables)
@@ -144,12 +156,29 @@ def _libraries(rows: Rows) -> list[str]:
   return table(["library", "function", *_LIBRARY_COLUMNS], cells, words=3)
 
 
+def _qwix(rows: Rows) -> list[str]:
+  cells, refused = [], []
+  for name, row in rows.items():
+    if "refused" in row:
+      refused.append(f"- {name}: {row['refused']}")
+      continue
+    sizes = [f"{row[key] / 1e3:.1f}" for key in ("float32", "int8")]
+    floats = ", ".join(row["floats"]) or "none"
+    top_1 = "{} of {}".format(*row["top_1"]) if "top_1" in row else ""
+    right = ", ".join(f"{share:.1%}" for share in row.get("right", {}).values())
+    cells.append([name, *sizes, str(row["kernels"]), floats, f"{row['cosine']:.5f}", top_1, right])
+  head = ["network", "float32 kB", "int8 kB", "integer ops", "in float32", "cosine", "top-1"]
+  return [*table([*head, "right"], cells, words=1), *(["", *refused] if refused else [])]
+
+
 def _decoders(rows: Rows) -> list[str]:
   cells = []
   for name, row in rows.items():
     sizes = [f"{row[key] / 1e9:.2f}" for key in ("weights", "file", "held", "peak")]
     of_weights = f"{row['peak'] / row['weights']:.1f}"
     seconds = f"{row['seconds']:.0f}"
-    cells.append([*name.split(": "), *sizes, of_weights, seconds, f"{row['token']:.2f}"])
+    token = f"{row['token']:.2f}" if "token" in row else ""
+    greedy = "{} of {}".format(*row["tokens"]) if "tokens" in row else ""
+    cells.append([*name.split(": "), *sizes, of_weights, seconds, token, greedy])
   head = ["decoder", "target", "weights GB", "file GB", "before GB", "peak GB", "peak / weights"]
-  return table([*head, "seconds", "token / jax.jit"], cells, words=2)
+  return table([*head, "seconds", "token / jax.jit", "greedy tokens"], cells, words=2)
