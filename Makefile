@@ -18,7 +18,7 @@
 #   make release      sdist and wheel of HEAD in build/release/dist, checked, installed with the lowest and the newest requirements; VERSION=0.1.0 URL=address of the repository
 #   make samples      models and files of this version in tests/releases, which every later version has to open
 #   make coverage     the primitives of this JAX that have a lowering rule
-#   make artifacts    JAX's own test harnesses, exported and read again, resumable, for docs/reports/artifacts.md
+#   make artifacts    JAX's own test harnesses, exported and read again, changed artifacts and closed models, resumable, for docs/reports/artifacts.md
 #   make conformance  JAX's own test harnesses, resumable, and twice 2,000 random programs, for docs/coverage.md
 #   make jax-tests    what JAX's own unit tests compute, without and with x64, resumable, for docs/coverage.md; JAX_TESTS=folder names tests/ of JAX's repository, JAX_TESTS_ARGS more options
 #   make speed        models, functions and rules against jax.jit and hand-written TensorFlow, and the report docs/reports/speed.md
@@ -112,6 +112,9 @@ coverage: $(VENV)/.examples
 
 artifacts: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.artifacts
+	$(RUN) -m jax2tf.tools.lab.artifact_fuzz
+	$(RUN) -m jax2tf.tools.lab.closed_models
+	$(RUN) -m jax2tf.tools.lab.large_module
 
 conformance: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.lab.conformance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,15 +21,46 @@ and called with two sizes. A case is *refused* if the error says which op cannot
 failure is an *error*. A case is *left out* if JAX itself does not run or export it. The
 sample is drawn from a seed, with at least one harness of each group."""
 
-_MODELS = """## Closed SavedModels in other runtimes
+_MODELS = """## Closed models in other runtimes
 
-Every model of `tests/stablehlo/artifacts/closed-models.tar.xz` with XlaCallModule ops, opened and
-exported by `onnx`, `tflite` and `tfjs`. Its name says how, and by which JAX, it was written."""
+Every SavedModel of `tests/stablehlo/artifacts/closed-models.tar.xz`, opened, and exported by
+`onnx`, `tflite` and `tfjs`; and the stored modules of PyTorch, read by `stablehlo.load`, and
+exported with their weights. A name says how, and by which JAX, a model was written: `graph` with
+`Xla*` ops, `upstream`, `keras` and `native` with XlaCallModule ops.
+`python -m jax2tf.tools.lab.closed_models` writes the table.
+
+*nodes* and *time* compare the opened model with a SavedModel of the same function, converted
+directly: its number of ops, and the median time of a call of a batch of 64, measured in turns in
+one process. *open* is the time in seconds to open the model, without the comparison. Empty cells
+and missing modules were not measured since the columns were added. The machine had other work."""
+
+_MUTANTS = """## Changed artifacts
+
+`python -m jax2tf.tools.lab.artifact_fuzz` changes the stored files of `jax.export` and modules at
+random, from a seed: their bytes, or the text of their modules. It loads them as `untrusted=True`
+does, and runs them and the same module in jaxlib. A mutant is *refused* with a clear error, or the
+values are *equal*. *parser ends*: MLIR's parser ends the child process, which `load` reports.
+*jaxlib refuses* or *ends*: there are no values to compare. *large*: it has more than 2 million
+elements, and is not run. *other arguments*: the stored arguments do not fit its symbolic sizes.
+*open order*: the comparator of a sort is changed, and the values are others than jaxlib's, because
+StableHLO leaves the result open if the comparator is no order. A *fault* would be another error,
+other values, a crash, or more than 10 seconds."""
+
+_MEMORY = """## A large module
+
+`python -m jax2tf.tools.lab.large_module` writes a file of `jax.export` with one constant, and reads
+it in another process. *memory* is the growth of that process, *of the child* that of the child of
+`untrusted=True`, in multiples of the file."""
 
 
 def text() -> str:
   """The page."""
-  tables = {"harnesses": (_HARNESSES, _harnesses), "models": (_MODELS, _models)}
+  tables = {
+    "harnesses": (_HARNESSES, _harnesses),
+    "models": (_MODELS, _models),
+    "mutants": (_MUTANTS, _mutants),
+    "memory": (_MEMORY, _memory),
+  }
   return "\n".join([_ABOUT, *sections("artifacts", tables)]) + "\n"
 
 
@@ -45,6 +77,35 @@ def _cases(row: Any) -> int:
 
 
 def _models(rows: Rows) -> Sequence[str]:
-  head = ("model", "onnx", "tflite", "tfjs")
-  lines = [(name, *(row[to] for to in head[1:])) for name, row in rows.items()]
-  return table(head, lines, words=4)
+  words, numbers = ("opened", "onnx", "tflite", "tfjs"), ("nodes", "speed", "seconds")
+  head = ("model", *words, "nodes", "time", "open")
+  lines = [
+    (name, *(row.get(key, "") for key in words), *(_number(row.get(key)) for key in numbers))
+    for name, row in rows.items()
+  ]
+  medians = [
+    f"The median of *{title}* is {statistics.median(values):.2f}, the largest {max(values):.2f}."
+    for title, values in (("nodes", _known(rows, "nodes")), ("time", _known(rows, "speed")))
+    if values
+  ]
+  return [*table(head, lines, words=5), "", *medians]
+
+
+def _number(value: float | None) -> str:
+  return "" if value is None else f"{value:.2f}"
+
+
+def _known(rows: Rows, key: str) -> list[float]:
+  return [row[key] for row in rows.values() if row.get(key) is not None]
+
+
+def _mutants(rows: Rows) -> Sequence[str]:
+  kinds = list(next(iter(rows.values())))
+  lines = [(way, sum(row.values()), *(row[kind] for kind in kinds)) for way, row in rows.items()]
+  totals = [sum(row[kind] for row in rows.values()) for kind in kinds]
+  return table(("change", "mutants", *kinds), [*lines, ("all", sum(totals), *totals)])
+
+
+def _memory(rows: Rows) -> Sequence[str]:
+  head = ("way", "size of the file in MB", "memory", "of the child", "seconds")
+  return table(head, [(way, *row.values()) for way, row in rows.items()])

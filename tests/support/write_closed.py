@@ -179,12 +179,12 @@ def native(folder, chosen):
   for model in chosen or (*OF_WAY["native"], "loop"):
     name = f"native-{jax.__version__}-{model}"
     if model == "loop":
-      _native_loop(jax2tf.convert, folder, name)
+      save_loop(jax2tf.convert, folder, name)
     else:
       save(jax2tf.convert, name, folder, model, native_serialization=True)
 
 
-def _native_loop(convert, folder, name):
+def save_loop(convert, folder, name):
   """Two signatures around modules: one in a tf.while_loop and a tf.cond, one that changes a
   variable; and an asset."""
   module = Box()

@@ -1,0 +1,1 @@
+"""Closed SavedModels: opened, exported, and measured against direct conversions."""
