@@ -98,6 +98,7 @@ def optimized(translate: Callable[[], Any], graph: Any) -> Any:
       while changed:
         graph, changed = _iterated(graph, passes, iteration)
         iteration += 1
+      _drop_constant_selections(graph)
       _repeat_short_rows(graph)
       _slice_rows(graph)
       graph.topological_sort(graph.get_nodes())
@@ -124,6 +125,7 @@ def _iterated(graph: Any, passes: Mapping[str, Any], iteration: int) -> tuple[An
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 _FUSED = ("MatMul", "Gemm", "Conv")  # whose bias ONNX Runtime adds in the same kernel
 _SHORT, _LONG = 32, 64  # sizes of rows
+_UNKNOWN = -1  # size, in tf2onnx
 
 
 def _repeat_short_rows(graph: Any) -> None:
@@ -143,6 +145,30 @@ def _repeat_short_rows(graph: Any) -> None:
           graph.make_const(name, np.ascontiguousarray(value))
         graph.replace_input(node, node.input[i], name, i)
   graph.delete_unused_nodes(graph.outputs)
+
+
+def _drop_constant_selections(graph: Any) -> None:
+  """Reads in place of a Where the operand that a constant condition chooses for all elements, such
+  as the shifts by less than the width."""
+  for node in list(_all_nodes(graph)):
+    if node.type != "Where" or not node.inputs[0].is_const():
+      continue
+    condition = node.inputs[0].get_tensor_value(as_list=False)
+    if condition.size and condition.all() == condition.any():
+      chosen, other = node.input[1:] if condition.all() else node.input[:0:-1]
+      if _keeps_shape(graph, chosen, [node.input[0], other]):
+        node.graph.replace_all_inputs(node.output[0], chosen)
+  graph.delete_unused_nodes(graph.outputs)
+
+
+def _keeps_shape(graph: Any, name: str, others: Sequence[str]) -> bool:
+  """Whether a tensor has the shape of its broadcast with others."""
+  shapes = [graph.get_shape(other) for other in others]
+  own = graph.get_shape(name)
+  if own is None or any(shape is None or len(shape) > len(own) for shape in shapes):
+    return False
+  pairs = [pair for shape in shapes for pair in zip(reversed(shape), reversed(own), strict=False)]
+  return all(size == 1 or size == of_own != _UNKNOWN for size, of_own in pairs)
 
 
 def _slice_rows(graph: Any) -> None:

@@ -170,3 +170,22 @@ def test_bins_that_are_known_are_searched_once(bins: list[float], tmp_path: Path
   known = len(nodes(tmp_path / "m.onnx"))
   answers(tmp_path / "other.onnx", lambda x: jnp.digitize(x, x[0, : len(bins)]), x)
   assert known < 0.7 * len(nodes(tmp_path / "other.onnx"))
+
+
+@pytest.mark.one_python
+def test_a_constant_condition_selects_nothing(tmp_path: Path) -> None:
+  bits = np.arange(64, dtype=np.uint32).reshape(2, 32)
+  shifted = answers(tmp_path / "shifts.onnx", lambda x: x << jnp.arange(32, dtype=x.dtype), bits)
+  assert np.array_equal(shifted[0], bits << np.arange(32, dtype=np.uint32))
+  assert "Where" not in nodes(tmp_path / "shifts.onnx")
+  mixed = answers(tmp_path / "mixed.onnx", lambda x: x << jnp.arange(2, 34, dtype=x.dtype), bits)
+  assert (mixed[0][:, 30:] == 0).all()
+  # the chosen operand is smaller than the result
+  row, rows = np.float32([1, 2]), np.ones((3, 2), np.float32)
+  chosen = answers(
+    tmp_path / "row.onnx",
+    lambda x, y: jnp.where(jnp.array([[True]]), x[:1], y + 0 * x),
+    rows * row,
+    rows,
+  )
+  assert np.array_equal(chosen[0], rows * row)
