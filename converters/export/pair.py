@@ -123,10 +123,21 @@ def condition(
   def branch(results: Callable[[], list[Any]]) -> tuple[tf.Tensor, ...]:
     values = results()
     pairs[:] = [isinstance(value, Pair) for value in values]
-    return tuple(flat(values))
+    return tuple(_each_once(flat(values)))
 
   parts = tf.cond(predicate, lambda: branch(true), lambda: branch(false))
   return unflat(parts, pairs)
+
+
+def _each_once(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+  """The tensors, with a copy in place of one that came before. tf2onnx 1.17 renames only the first
+  of equal results of a branch."""
+  seen: set[Any] = set()
+  once = []
+  for x in tensors:
+    once.append(tf.identity(x) if x.ref() in seen else x)
+    seen.add(x.ref())
+  return once
 
 
 def of_stacked(x: tf.Tensor) -> Pair:

@@ -405,9 +405,11 @@ def again(
     op: the op to copy into the current scope, without the attributes that TensorFlow adds; with
       those that keep an optimizer from changing its values.
     operands: its operands in that graph.
-    dtypes: {dtype: its replacement} for the dtypes of the op.
+    dtypes: {dtype: its replacement} for the dtypes of the op; those that its operands replaced
+      follow from them.
   """
-  held = dict(dtypes or {})
+  pairs = zip(op.inputs, operands, strict=True)
+  held = {x.dtype: y.dtype for x, y in pairs if x.dtype != y.dtype} | dict(dtypes or {})
   attributes = {}
   for name, attribute in op.node_def.attr.items():
     if name.startswith("_") and name not in _tf_compat.AS_WRITTEN:

@@ -33,9 +33,10 @@ _SMALL, _HUGE = 1_000, 1_000_000  # elements
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-  """Lets tf2onnx compute what is known of a graph in one session, and look for functions only in a
-  graph that has some."""
-  tfonnx = extra("tf2onnx.tfonnx")
+  """Lets tf2onnx compute what is known of a graph in one session, read constants without elements,
+  and look for functions only in a graph that has some."""
+  tfonnx, tf_utils = extra("tf2onnx.tfonnx"), extra("tf2onnx.tf_utils")
+  read = tf_utils.get_tf_tensor_data
   compute, resolve = tfonnx.compute_const_folding_using_tf, tfonnx.resolve_functions
 
   def resolved(graph: Any) -> list[Any]:
@@ -45,9 +46,16 @@ def at_once() -> Iterator[None]:
     in_one = None if values else _known(graph.get_operations(), outputs)
     return in_one or compute(graph, values, outputs)
 
+  def value(tensor: Any) -> np.ndarray:
+    # TF 2.21 cannot read an array without elements that has a number
+    shape = [axis.size for axis in tensor.tensor_shape.dim]
+    dtype = tf.as_dtype(tensor.dtype).as_numpy_dtype
+    return np.zeros(shape, dtype) if 0 in shape else read(tensor)
+
   changed = (
     (tfonnx, "compute_const_folding_using_tf", known),
     (tfonnx, "resolve_functions", resolved),
+    (tf_utils, "get_tf_tensor_data", value),
   )
   with patches.replaced(changed):
     yield

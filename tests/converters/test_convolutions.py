@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from jax2tf.converters import tflite
@@ -94,3 +95,19 @@ def test_dilated_and_grouped_convolutions_are_trained(tmp_path: Path) -> None:
     inputs={"x": "f32[b,7,8,2]"},
     learning_rate=0.1,
   )
+
+
+@pytest.mark.one_python
+def test_convolutions_of_bfloat16_in_litert(tmp_path: Path) -> None:
+  def fun(x: jax.Array, kernel: jax.Array, depthwise: jax.Array) -> jax.Array:
+    dims = ("NHWC", "HWIO", "NHWC")
+    x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=dims)
+    transposed = lax.conv_transpose(x, kernel, (2, 2), "SAME", dimension_numbers=dims)
+    groups = depthwise.shape[-1]
+    return lax.conv_general_dilated(
+      transposed, depthwise, (1, 1), "SAME", dimension_numbers=dims, feature_group_count=groups
+    )
+
+  inputs = {"x": "bf16[2,4,4,3]", "kernel": "bf16[3,3,3,3]", "depthwise": "bf16[3,3,1,3]"}
+  path = tmp_path / "model.tflite"
+  assert tflite.save(lambda _, *xs: fun(*xs), None, path, inputs=inputs, samples=1).report.ok

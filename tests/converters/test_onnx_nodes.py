@@ -149,3 +149,16 @@ def test_a_triangle_keeps_what_is_in_it(tmp_path: Path, part: Callable[..., Any]
     expected = np.asarray(parts(x)[name])
     np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+
+
+@pytest.mark.one_python
+def test_branches_that_return_an_operand_twice_and_arrays_without_elements(tmp_path: Path) -> None:
+  def fun(flag: jax.Array, x: jax.Array, none: jax.Array) -> Any:
+    y = x + 1
+    same = jax.lax.cond(flag, lambda a, b: (a, b), lambda a, b: (b, a), y, y)
+    swapped = jax.lax.cond(flag, lambda a, b: (a, b), lambda a, b: (b, a), x, y)
+    return same, swapped, jnp.sum(jnp.lcm(none, none)) + x[0]
+
+  inputs = {"flag": "bool[]", "x": "f32[3]", "none": "u32[0]"}
+  path = tmp_path / "model.onnx"
+  assert onnx.save(lambda _, *xs: fun(*xs), None, path, inputs=inputs).report.ok

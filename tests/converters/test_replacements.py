@@ -41,14 +41,19 @@ EXPORTS = {"onnx": 16, "tflite": 1, "tfjs": 1}
 
 
 def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
-  """The types of the ops by which the results are made of the operands."""
-  known = {x.op for x in operands if isinstance(x, tf.Tensor)}
-  found, todo = set[Any](), [y.op for y in results]
+  """The types of the ops by which the results are made of the operands, and not of what these are
+  made of."""
+  return {op.type for op in behind(results) - behind(operands)}
+
+
+def behind(values: Sequence[Any]) -> set[Any]:
+  """The ops that make tensors."""
+  found, todo = set[Any](), [x.op for x in values if isinstance(x, tf.Tensor)]
   while todo:
-    if (op := todo.pop()) not in found and op not in known:
+    if (op := todo.pop()) not in found:
       found.add(op)
       todo += [x.op for x in op.inputs]
-  return {op.type for op in found}
+  return found
 
 
 # What replacements emit though it has a replacement itself, which is not applied: for these
@@ -56,7 +61,8 @@ def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
 NOT_REPLACED_AGAIN = {
   "onnx": """
     BatchMatMulV2 BroadcastTo Cast DepthwiseConv2dNative Erf Fill LeftShift MatMul Maximum Minimum
-    Pad PadV2 Range Reshape RightShift SelectV2 Sign Sum TensorScatterAdd TruncateDiv TruncateMod
+    NotEqual Pad PadV2 Range Reshape RightShift SelectV2 Sign Sum TensorScatterAdd TruncateDiv
+    TruncateMod
   """,
   "tflite": """
     Abs AddV2 Atan2 BitwiseXor BroadcastTo Cast ConcatV2 Cos DepthwiseConv2dNative Equal Exp
