@@ -355,8 +355,10 @@ class _Replay:
     def turn(*carry: tf.Tensor) -> tuple[tf.Tensor, ...]:
       results = body(whole(carry))
       # TensorFlow infers less where a size is computed inside.
-      parts = flat(results[i] for i in carried)
-      return tuple(map(with_shape, parts, invariants))
+      parts = map(with_shape, flat(results[i] for i in carried), invariants)
+      # OpenVINO 2026.4 refuses a loop in ONNX whose body returns an argument itself.
+      arguments = {x.ref() for x in carry}
+      return tuple(tf.identity(x) if x.ref() in arguments else x for x in parts)
 
     results = tf.while_loop(
       lambda *carry: predicate(whole(carry))[0],

@@ -1,11 +1,17 @@
-"""OpenVINO reads SavedModels as they are written: no exporter, no TensorFlow."""
+"""OpenVINO reads SavedModels as they are written: no exporter, no TensorFlow. It reads files of
+ONNX too, as generation for OpenVINO GenAI needs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
+import openvino
 import pytest
+from jax import lax
 
+from jax2tf.converters import onnx
 from jax2tf.converters.export.source import ExportError
 from tests.support import runtimes
 
@@ -27,3 +33,20 @@ def test_equals_jax(name: str, tmp_path: Path) -> None:
 def test_a_missing_op_is_named_with_the_users_line(tmp_path: Path) -> None:
   with pytest.raises(ExportError, match=r"Bitcast \(of 'top_k'\) at .*mixture_of_experts\.py:\d+"):
     runtimes.TARGETS["openvino"][1](runtimes.Case("mixture_of_experts", tmp_path))
+
+
+def test_a_loop_of_onnx_that_keeps_an_array(tmp_path: Path) -> None:
+  def fun(w: np.ndarray, rows: jnp.ndarray) -> jnp.ndarray:
+    return lax.scan(lambda total, row: (jnp.tanh(total + row) @ w, None), jnp.zeros(4), rows)[0]
+
+  w, rows = (
+    np.eye(4, dtype=np.float32) + 0.5,
+    np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4),
+  )
+  path = tmp_path / "model.onnx"
+  onnx.save(fun, w, path, inputs={"rows": "f32[n,4]"}, samples=1)
+  core = openvino.Core()
+  found = core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
+    rows
+  )
+  np.testing.assert_allclose(found[0], fun(w, jnp.asarray(rows)), rtol=1e-5)
