@@ -7,13 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from . import composites
+from . import composites, matching
 
 _SAME = ("Identity", "Maximum", "Reshape", "StopGradient")  # between z - ... and max(z)
 
 
 def softmax(op: Any, x: tf.Tensor) -> tf.Tensor | None:
-  """exp(z - max(z)) over its sum along one axis of f32[...]; None of another quotient.
+  """exp(z - max(z)) over its sum along one axis of f32[...], where z may be -inf outside of a mask,
+  and the sum be that inside of it; None of another quotient.
 
   Args:
     op: the RealDiv of the original graph.
@@ -24,18 +25,31 @@ def softmax(op: Any, x: tf.Tensor) -> tf.Tensor | None:
   if x.dtype != tf.float32 or numerator.op.type != "Exp" or total.op.type != "Sum":
     return None
   difference = numerator.op.inputs[0].op
-  if total.op.inputs[0].ref() != numerator.ref() or difference.type != "Sub":
+  if difference.type != "Sub":
     return None
   z, largest = difference.inputs[0], _moved(difference.inputs[1], _SAME)
   axis = _axis(total.op)
   is_shifted = largest.op.type == "Max" and largest.op.inputs[0].ref() == z.ref()
   if axis is None or not is_shifted or _axis(largest.op) != axis:
     return None
+  summed = total.op.inputs[0]
+  if summed.ref() != numerator.ref() and not _is_inside(summed, numerator, z):
+    return None
   if not _is_beside(denominator, z, axis) or not _is_beside(difference.inputs[1], z, axis):
     return None
   if x.op.type != "Exp" or x.op.inputs[0].op.type != "Sub":
     return None
   return composites.composite("Softmax", [x.op.inputs[0].op.inputs[0]], axis=axis)
+
+
+def _is_inside(summed: tf.Tensor, numerator: tf.Tensor, z: tf.Tensor) -> bool:
+  """Whether `summed` is the numerator inside of a mask and else 0, and z is -inf there."""
+  if summed.op.type != "SelectV2" or z.op.type != "SelectV2":
+    return False
+  mask, inside, outside = summed.op.inputs
+  mask_of_z, _, outside_of_z = z.op.inputs
+  is_of_mask = inside.ref() == numerator.ref() and matching.are_equal(mask, mask_of_z)
+  return is_of_mask and _is_number(outside, 0) and _is_number(outside_of_z, float("-inf"))
 
 
 def _moved(x: tf.Tensor, kinds: tuple[str, ...]) -> tf.Tensor:

@@ -27,6 +27,7 @@ FUNCTIONS: dict[str, tuple[Any, set[str], set[str]]] = {
   # the function, nodes that its file has, and nodes that it has not
   "softmax_first": (lambda x: jax.nn.softmax(x, 0), {"Softmax"}, {"Exp"}),
   "softmax_middle": (lambda x: jax.nn.softmax(x, 1), {"Softmax"}, {"Exp"}),
+  "softmax_inside": (lambda x: jax.nn.softmax(x, where=x > 0), {"Softmax"}, {"Exp"}),
   "softmax_by_hand": (lambda x: by_hand(x, 1, 1), {"Softmax"}, {"Exp"}),
   "other_maximum": (lambda x: by_hand(x, 2, 1), {"Exp"}, {"Softmax"}),
   "prelu": (lambda x: jnp.where(x >= 0, x, 0.3 * x), {"LeakyRelu"}, {"Where"}),
