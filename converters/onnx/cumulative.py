@@ -7,7 +7,7 @@ Slices, a Max and a Concat for each distance.
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -101,24 +101,14 @@ def _is_join(op: tf.Operation, axis: int) -> bool:
 
 
 def _pooled(x: tf.Tensor, axis: int, step: _Step) -> tf.Tensor:
-  """The cumulative extreme. MaxPool ignores a NaN, and has no window of -inf alone, so a second one
-  detects both if the sum is not finite."""
+  """The cumulative extreme."""
   order = [i for i in range(x.shape.rank) if i != axis] + [axis]
   back = [order.index(i) for i in range(x.shape.rank)]
   is_last = axis == x.shape.rank - 1
   rows = x if is_last else tf.transpose(x, order)
   rows = rows if step.kind == "Maximum" else -rows
-  result = _maxima(rows, step.is_reversed)
-
-  def exact() -> tf.Tensor:
-    zero, one, two = (tf.constant(value, x.dtype) for value in (0, 1, 2))
-    least = tf.constant(-math.inf, x.dtype)
-    kinds = tf.where(tf.math.is_nan(rows), two, tf.where(tf.equal(rows, least), zero, one))
-    kind = _maxima(kinds, step.is_reversed)
-    lowest = tf.where(tf.equal(kind, zero), least, result)
-    return tf.where(kind > one, tf.constant(math.nan, x.dtype), lowest)
-
-  chosen = extremes.unless(extremes.is_not_finite, x, result, exact)
+  pool = functools.partial(_maxima, is_reversed=step.is_reversed)
+  chosen = extremes.pooled(x, rows, pool(rows), pool)
   chosen = chosen if step.kind == "Maximum" else -chosen
   return chosen if is_last else tf.transpose(chosen, back)
 

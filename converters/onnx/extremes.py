@@ -30,7 +30,7 @@ def reduced(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
     # not `total != total`: of that ONNX Runtime 1.32 makes a Where that loses -0.0
     return tf.where(tf.math.is_nan(total), tf.constant(math.nan, x.dtype), result)
 
-  return [unless(tf.math.is_nan, x, result, exact)]
+  return [_unless(tf.math.is_nan, x, result, exact)]
 
 
 def selected(op: Any, result: tf.Tensor) -> tf.Tensor | None:
@@ -69,17 +69,36 @@ def _pooled(op: Any, inner: tf.Tensor) -> tf.Tensor | None:
     return None
   x = pool.op.inputs[0]
 
-  def exact() -> tf.Tensor:
-    zero, one, two = (tf.constant(value, x.dtype) for value in (0, 1, 2))
-    least = tf.constant(-math.inf, x.dtype)
-    kinds = tf.where(tf.math.is_nan(x), two, tf.where(tf.equal(x, least), zero, one))
+  def again(kinds: tf.Tensor) -> tf.Tensor:
     (kind,) = replay.again(op.inputs[0].op.inputs[0].op, (kinds,))
-    lowest = tf.where(tf.equal(kind, zero), least, pool)
-    return tf.where(kind > one, tf.constant(math.nan, x.dtype), lowest)
+    return kind
 
   # what is padded with -inf has a sum that is not finite
   operand = x.op.inputs[0] if x.op.type == "PadV2" else x
-  return unless(is_not_finite, operand, pool, exact)
+  return pooled(operand, x, pool, again)
+
+
+def pooled(
+  operand: tf.Tensor, x: tf.Tensor, result: tf.Tensor, pool: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
+  """The maxima of windows by MaxPool, which ignores a NaN, and has no window of -inf alone: a
+  second pool detects both if the sum of the operand is not finite.
+
+  Args:
+    operand: whose sum tells.
+    x: what is pooled: the operand, or made of its elements.
+    result: `pool(x)`.
+    pool: f32[...] -> the maxima of its windows.
+  """
+
+  def exact() -> tf.Tensor:
+    zero, one, two = (tf.constant(value, x.dtype) for value in (0, 1, 2))
+    least = tf.constant(-math.inf, x.dtype)
+    kind = pool(tf.where(tf.math.is_nan(x), two, tf.where(tf.equal(x, least), zero, one)))
+    lowest = tf.where(tf.equal(kind, zero), least, result)
+    return tf.where(kind > one, tf.constant(math.nan, x.dtype), lowest)
+
+  return _unless(lambda total: ~(tf.abs(total) < math.inf), operand, result, exact)
 
 
 def _position(op: Any, index: tf.Tensor) -> tf.Tensor | None:
@@ -104,15 +123,10 @@ def _position(op: Any, index: tf.Tensor) -> tf.Tensor | None:
     first_nan = tf.argmax(tf.cast(is_nan, tf.float32), int(axis), index.dtype)
     return tf.where(tf.reduce_any(is_nan, int(axis)), first_nan, index)
 
-  return unless(tf.math.is_nan, x, index, exact)
+  return _unless(tf.math.is_nan, x, index, exact)
 
 
-def is_not_finite(total: tf.Tensor) -> tf.Tensor:
-  """Whether a sum is infinite or NaN."""
-  return ~(tf.abs(total) < math.inf)
-
-
-def unless(
+def _unless(
   is_other: Callable[[tf.Tensor], tf.Tensor],
   x: tf.Tensor,
   result: tf.Tensor,
