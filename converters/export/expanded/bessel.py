@@ -59,30 +59,25 @@ def _series(order: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
   return near, interpolated(lambda u: _far(order, (u + 1) / 2, _SPLIT_64), far_terms)
 
 
-def _single(order: int, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """|x| f32[...] -> I(x) exp(-x) / x**order up to the split, and I(x) exp(-x) above it.
+def _single(order: int, small: tf.Tensor, large: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Sizes up to the split and above it, f32[...] -> I(x) exp(-x) / x**order of the small ones, and
+  I(x) exp(-x) sqrt(x) of the large ones.
 
   By polynomials, which take half the ops of Chebyshev series: all terms of the first are positive,
   and the second is nearly constant, so no digits cancel.
   """
   near_terms, far_terms = _polynomials(order)
-  split = like(_SPLIT, size)
-  small, large = tf.minimum(size, split), tf.maximum(size, split)
+  split = like(_SPLIT, small)
   part = small / split
-  near = polynomial(near_terms, part * part) * tf.exp(-small)
-  far = polynomial(far_terms, split / large) / tf.sqrt(large)
-  return near, far
+  return polynomial(near_terms, part * part) * tf.exp(-small), polynomial(far_terms, split / large)
 
 
-def _double(order: int, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _double(order: int, small: tf.Tensor, large: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """As `_single`, for f64[...], by Chebyshev series as in Cephes and XLA."""
   near_terms, far_terms = _series(order)
-  split = like(_SPLIT_64, size)
-  small, large = tf.minimum(size, split), tf.maximum(size, split)
-  one = like(1.0, size)
-  near = series(near_terms, small / like(_SPLIT_64 / 2, size) - one)
-  far = series(far_terms, like(2 * _SPLIT_64, size) / large - one) / tf.sqrt(large)
-  return near, far
+  one = like(1.0, small)
+  near = series(near_terms, small / like(_SPLIT_64 / 2, small) - one)
+  return near, series(far_terms, like(2 * _SPLIT_64, small) / large - one)
 
 
 @expands("BesselI0e", "BesselI1e")
@@ -90,10 +85,11 @@ def _bessel(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   """x f32[...] -> f32[...]."""
   order = 1 if op.type == "BesselI1e" else 0
   wide = widened(x)
-  size = tf.abs(wide)
-  is_double = wide.dtype == tf.float64
-  near, far = (_double if is_double else _single)(order, size)
+  limit, form = (_SPLIT_64, _double) if wide.dtype == tf.float64 else (_SPLIT, _single)
+  split, size = like(limit, wide), tf.abs(wide)
+  small, large = tf.minimum(size, split), tf.maximum(size, split)
+  near, far = form(order, small, large)
+  far /= tf.sqrt(large)
   if order:
     near, far = near * wide, far * tf.sign(wide)
-  is_near = size <= like(_SPLIT_64 if is_double else _SPLIT, wide)
-  return [tf.cast(tf.where(is_near, near, far), x.dtype)]
+  return [tf.cast(tf.where(size <= split, near, far), x.dtype)]
