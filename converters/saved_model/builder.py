@@ -122,7 +122,14 @@ class Model(tf.__internal__.tracking.AutoTrackable):  # type: ignore[misc]
     return dict(self._functions.value)
 
   def traced(self, name: str) -> Any:
-    """The ConcreteFunction of a signature, of named tensors."""
+    """The function of a signature, of named tensors.
+
+    Args:
+      name: a key of `signatures`.
+
+    Returns:
+      The tf.types.experimental.ConcreteFunction, traced once for each signature.
+    """
     kept = self._traced.value.get(name)
     return _tf_compat.traced_for_saving(self.signatures[name]) if kept is None else kept
 
