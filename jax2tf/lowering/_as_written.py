@@ -2,17 +2,19 @@
 change them.
 
 TF 2.21: it rewrites (x + 1e8) - 1e8 to x, log(1 + x) to log1p(x), and max(log(x)) to log(max(x)),
-which ignores NaN. It also rewrites x / c to x * (1 / c), but so does XLA.
+which ignores NaN. It also rewrites x / c to x * (1 / c), as XLA does, and 1 / x to the op
+Reciprocal, but has other reciprocals: see `divide`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from jax2tf import _tf_compat
-from jax2tf.lowering._common import is_known
+from jax2tf.lowering._common import is_known, known
 
 _SUMS, _PRODUCTS = {"AddV2", "BiasAdd", "Neg", "Sub"}, {"Mul", "RealDiv"}
 # NaN outside of their domain, where the extremum of the operands may be inside.
@@ -37,6 +39,37 @@ def as_written(op: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     return result
 
   return written
+
+
+def divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x, y f32[...] -> f32[...]: the quotient, and x * (1 / c) of a constant c, as XLA computes it.
+
+  TF 2.21: the op Reciprocal, by which Grappler computes 1 / x and the factor 1 / c, has the
+  reciprocal of 1 / 8 and of other numbers wrong by one or two units in the last place, for f32
+  vectors, so that floor(8 / 8) was 0. In bf16 it rounds 1 / c, which XLA does not.
+  """
+  if tf.executing_eagerly() or not x.dtype.is_floating or _folds(x) == _folds(y):
+    return _quotient(x, y)
+  if _folds(y) and (factor := _exact_reciprocal(y)) is not None:
+    return _product(x, factor)
+  result = _quotient(x, y)
+  if _folds(x) or y.dtype == tf.bfloat16 or (y.dtype == tf.float32 and y.shape.rank != 0):
+    _tf_compat.keep_constant(result.op)
+  return result
+
+
+_quotient, _product = as_written(tf.math.divide), as_written(tf.multiply)
+
+
+def _exact_reciprocal(y: tf.Tensor) -> tf.Tensor | None:
+  """1 / y of a constant f32 vector, unless one is a subnormal number, as of 1e38: XLA makes 0 of a
+  product with that."""
+  if y.dtype != tf.float32 or y.shape.num_elements() in (0, 1) or (value := known(y)) is None:
+    return None
+  with np.errstate(all="ignore"):
+    reciprocal = np.float32(1) / value
+  is_subnormal = (reciprocal != 0) & (np.abs(reciprocal) < np.finfo(np.float32).tiny)
+  return None if is_subnormal.any() else tf.constant(reciprocal)
 
 
 def apart(x: tf.Tensor, *kinds: str) -> tf.Tensor:

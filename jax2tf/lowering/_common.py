@@ -38,11 +38,11 @@ def is_known(condition: Callable[[np.ndarray], Any], tensor: tf.Tensor) -> bool:
   elements."""
   if (tensor.shape.num_elements() or 0) not in range(1, 65):
     return False
-  value = _static_value(tensor)
+  value = known(tensor)
   return value is not None and bool(np.all(condition(value)))
 
 
-def _static_value(tensor: tf.Tensor) -> np.ndarray | None:
+def known(tensor: tf.Tensor) -> np.ndarray | None:
   """The value of a constant of the graph, and of what TensorFlow can compute from constants."""
   try:
     with np.errstate(all="ignore"), warnings.catch_warnings():  # it folds casts with NumPy
@@ -77,7 +77,7 @@ def beside_images(ctx: RuleContext, rank: int, *cases: tf.Tensor) -> list[tf.Ten
   """
   if not (ctx.destination.on_gpu and rank in (4, 5)):
     return list(cases)
-  values = [_static_value(case) if case.shape.rank == 0 else None for case in cases]
+  values = [known(case) if case.shape.rank == 0 else None for case in cases]
   return [
     case if value is None else tf.constant(value, case.dtype, [1] * rank)
     for case, value in zip(cases, values, strict=True)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import HALF, NARROW, ON_HOST_OF_GPU, UNSIGNED, WIDER
-from jax2tf.lowering._as_written import apart, as_written
+from jax2tf.lowering._as_written import apart, as_written, divide
 from jax2tf.lowering._common import (
   beside_images,
   cast,
@@ -238,16 +238,17 @@ def _pow(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   y = cast(y, x.dtype)
   if x.dtype.is_complex:  # TF 2.21: 0 ** 0 is NaN
     return where(tf.equal(y, scalar(0, y)), scalar(1, x), tf.pow(x, y))
-  roots: tuple[tuple[float, Callable[[tf.Tensor], tf.Tensor]], ...] = (
-    (0.5, tf.sqrt),
-    (-0.5, tf.math.rsqrt),
-  )
-  for power, root in roots:
-    # TF 2.21: Grappler makes it a root, which is -0.0 for -0.0, and NaN for -inf.
-    if x.shape.rank == len(ctx.aval_out.shape) and is_known(
-      functools.partial(operator.eq, power), y
-    ):
-      return widened(functools.partial(_root, root))(x)
+  # TF 2.21: Grappler makes it a root, which is -0.0 for -0.0, and NaN for -inf, or the op
+  # Reciprocal, which `divide` avoids.
+  special: dict[float, Callable[[tf.Tensor], tf.Tensor]] = {
+    0.5: functools.partial(_root, tf.sqrt),
+    -0.5: functools.partial(_root, tf.math.rsqrt),
+    -1: _reciprocal,
+  }
+  if x.shape.rank == len(ctx.aval_out.shape):
+    for power, function in special.items():
+      if is_known(functools.partial(operator.eq, power), y):
+        return widened(function)(x)
   return widened(tf.pow)(x, y)
 
 
@@ -270,7 +271,11 @@ def _integer_pow(ctx: RuleContext, x: tf.Tensor, *, y: int) -> tf.Tensor:
     rest >>= 1
     if rest:
       power = widened(tf.square)(power)
-  return widened(tf.math.reciprocal)(result) if y < 0 else result
+  return widened(_reciprocal)(result) if y < 0 else result
+
+
+def _reciprocal(x: tf.Tensor) -> tf.Tensor:
+  return divide(scalar(1, x), x)
 
 
 @lowers(_jax_compat.optional_primitive("one_minus_square_p"), lacks=NARROW)  # JAX 0.12

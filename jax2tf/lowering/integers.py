@@ -11,7 +11,7 @@ from jax import lax
 
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import HALF, NARROW, ON_HOST_OF_GPU
-from jax2tf.lowering._as_written import as_written
+from jax2tf.lowering._as_written import divide
 from jax2tf.lowering._common import (
   as_signed,
   as_unsigned,
@@ -31,14 +31,11 @@ from jax2tf.registry import lowers
 _REMAINDER_KERNELS = (tf.int32, tf.int64)
 
 
-_divide = as_written(tf.math.divide)
-
-
 @lowers(P.div_p, lacks=NARROW, lacks_on_gpu=ON_HOST_OF_GPU)
 def _div(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; integers truncate, and x / 0 is -1 (all ones for unsigned)."""
   if not x.dtype.is_integer:
-    return _divide(x, y)
+    return divide(x, y)
   if x.dtype == tf.int32 and ctx.destination.on_gpu:  # scalars: TF 2.21 has no TruncateDiv there
     return tf.cast(_truncate_div(tf.cast(x, tf.int64), tf.cast(y, tf.int64)), tf.int32)
   return _truncate_div(x, y)

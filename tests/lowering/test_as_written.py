@@ -168,6 +168,41 @@ def test_quotients_by_constants_are_those_of_xla():
   close(jax2tf.convert(lambda x: jnp.floor(x / 41))(x), jax.jit(lambda x: jnp.floor(x / 41))(x))
 
 
+DIVISORS = np.array([1, 8, 16, 32, 3, 41, 0.1, -7, 1e30, 2**-100, np.inf, 1], np.float32)
+QUOTIENTS = {
+  "floor_of_multiples": lambda x: jnp.floor(x / DIVISORS),
+  "by_zeros": lambda x: x / jnp.concatenate([jnp.zeros(8), DIVISORS[8:]]),
+  "of_one": lambda x: (1 / x, jnp.ones_like(x) / x),
+  "powers": lambda x: (x**-1, x**-2, x**-1.0, lax.reciprocal(x)),
+  "bfloat16": lambda x: (
+    x.astype(jnp.bfloat16) / jnp.bfloat16(3),
+    x.astype(jnp.bfloat16) / DIVISORS.astype(jnp.bfloat16),
+  ),
+}
+
+
+@pytest.mark.parametrize("size", [None, "b, _"], ids=["static", "symbolic"])
+@pytest.mark.parametrize("fun", QUOTIENTS.values(), ids=QUOTIENTS)
+def test_quotients_have_the_bits_of_xla(fun, size):
+  """Grappler's own reciprocals of 8 and more elements are wrong in the last places, and floor then
+  is off by one."""
+  multiples = np.arange(1, 41, dtype=np.float32)[:, np.newaxis] * DIVISORS
+  x = np.where(np.isfinite(multiples), multiples, 5)
+  function = tf.function(
+    jax2tf.convert(fun, polymorphic_shapes=size),
+    autograph=False,
+    input_signature=[tf.TensorSpec([None if size else 40, 12])],
+  )
+  close(function(x), jax.jit(fun)(x), rtol=0)
+
+
+def test_quotients_by_huge_numbers_are_exact():
+  """XLA flushes them to 0: see docs/limitations.md."""
+  divisors = np.full(12, 2e38, np.float32)
+  x = np.linspace(1, 3e38, 12, dtype=np.float32)
+  close(tf.function(jax2tf.convert(lambda x: x / divisors))(x), x / divisors, rtol=2e-7)
+
+
 def test_a_sum_of_constants_is_computed_once():
   """Constant folding still works where all operands are constants."""
   function = tf.function(
