@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from jax2tf.context import RuleContext
+from jax2tf.lowering._common import known
 from jax2tf.lowering._movement import is_one
 
 
@@ -72,6 +74,28 @@ class Windows:
     lasts = ctx.shape([self.shape[d] - self.sizes[d] for d in self.columns])
     return (
       clamped(vectors, lasts[0] if len(self.columns) == 1 else lasts) if self.columns else vectors
+    )
+
+  def known_start(self, indices: tf.Tensor, clip: bool) -> list[int] | None:
+    """Where the only window starts, per dimension of the operand, if that is a constant of the
+    graph and the addressed dimensions are static; with `clip`, moved inside."""
+    extents = [(self.shape[d], self.sizes[d]) for d in self.addressed]
+    is_static = all(isinstance(n, int) and isinstance(size, int) for n, size in extents)
+    if self.batching or not is_static or not all(map(is_one, self.batch)):
+      return None
+    vector = known(indices) if self.columns else np.zeros(0, int)
+    if vector is None:
+      return None
+    starts = [0] * len(self.shape)
+    for d, start in zip(self.columns, vector.reshape(-1).tolist(), strict=True):
+      last = self.shape[d] - self.sizes[d]
+      starts[d] = min(max(start, 0), last) if clip else start
+    return starts
+
+  def holds(self, starts: Sequence[int]) -> bool:
+    """Whether the window that starts there is inside of the operand."""
+    return all(
+      0 <= start <= n - size for start, n, size in zip(starts, self.shape, self.sizes, strict=True)
     )
 
   def inside(

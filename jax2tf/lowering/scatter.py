@@ -78,9 +78,61 @@ def _scatter(
     combine = functools.partial(_applied, function=lax.mul, unique=True)
   in_batch = [d for d in range(len(update_sizes)) if d not in numbers.update_window_dims]
   updates = transposed(updates, [*in_batch, *numbers.update_window_dims])
-  return _scattered(
-    ctx, operand, indices, updates, windows, combine, clip=mode == lax.GatherScatterMode.CLIP
+  clip = mode == lax.GatherScatterMode.CLIP
+  change = None if update_jaxpr is None else closed(update_jaxpr, update_consts)
+  if not windows.are_rows and (change is not None or combine is _replaced):
+    starts = windows.known_start(indices, clip)
+    if starts is not None:
+      return _at(ctx, operand, updates, windows, starts, change)
+  return _scattered(ctx, operand, indices, updates, windows, combine, clip=clip)
+
+
+def _at(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  updates: tf.Tensor,
+  windows: Windows,
+  starts: Sequence[int],
+  change: ClosedJaxpr | None,
+) -> tf.Tensor:
+  """The operand with the updates in the window that starts there, or as it is if the window leaves
+  it."""
+  if not windows.holds(starts):
+    return operand
+  ends = tuple(start + size for start, size in zip(starts, windows.sizes, strict=True))
+  return ctx.lower_fun(
+    functools.partial(_with_window, tuple(starts), ends, change),
+    operand,
+    ctx.reshape(updates, windows.sizes),
+    avals=[ctx.avals_in[0], jax.ShapeDtypeStruct(windows.sizes, ctx.avals_in[2].dtype)],
   )
+
+
+def _with_window(
+  starts: tuple[int, ...],
+  ends: tuple[Any, ...],
+  change: ClosedJaxpr | None,
+  operand: Any,
+  update: Any,
+) -> Any:
+  """operand f32[n,m], update f32[k,l] -> f32[n,m]: what is before the window, the window and what
+  is behind it, along one axis after the other. It has no indices, and moves whole rows."""
+  shape = operand.shape
+  if change is not None:
+    update = _elementwise(change, lax.slice(operand, starts, ends), update)
+  cut = [axis for axis, n in enumerate(shape) if update.shape[axis] != n]
+  for axis in reversed(cut):
+    # Along the axes before this one, the update still has the size of the window.
+    begin, end = (*starts[:axis], *[0] * len(shape[axis:])), (*ends[:axis], *shape[axis:])
+    before = lax.slice(operand, begin, _replaced_at(end, axis, starts[axis]))
+    behind = lax.slice(operand, _replaced_at(begin, axis, ends[axis]), end)
+    parts = [part for part in (before, update, behind) if part.shape[axis]]
+    update = lax.concatenate(parts, axis)
+  return update
+
+
+def _replaced_at(values: tuple[Any, ...], position: int, value: int) -> tuple[Any, ...]:
+  return (*values[:position], value, *values[position + 1 :])
 
 
 @lowers(P.dynamic_update_slice_p, lacks=NARROW, lacks_on_gpu=ON_HOST_OF_GPU)

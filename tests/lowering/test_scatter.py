@@ -73,6 +73,16 @@ def loop(x, u):
   return lax.fori_loop(0, x.shape[0], step, x)
 
 
+def window_at(start, mode):
+  """Sets all rows of two columns from `start` on."""
+  numbers = lax.ScatterDimensionNumbers((0, 1), (), (1,))
+  return lambda x: lax.scatter(x, jnp.array([start]), -jnp.ones_like(x[:, :2]), numbers, mode=mode)
+
+
+# The argument of `x.at[index].how`.
+KNOWN = {"set": 0.5, "add": -0.0, "multiply": NAN, "apply": jnp.cos}
+KNOWN_EXTREMA = {"min": -0.0, "max": NAN}
+ODD = np.where(TABLE == 5, np.float32(NAN), np.where(TABLE % 3 == 0, np.float32(-0.0), TABLE - 9))
 CASES = [
   *[
     Case(
@@ -153,6 +163,33 @@ CASES = [
   ),
   Case("everything", at(lambda i: ..., "max"), [TABLE, FAR, ROWS[:5]]),
   Case("loop", loop, [TABLE, ROWS[:5]]),
+  *[
+    Case(
+      f"known-{name}-{kind}",
+      lambda x, index=index, known=known: [getattr(x.at[index], f)(y) for f, y in known.items()],
+      [ODD],
+      poly=poly,
+      grad=False,
+      skip={} if kind == "values" else {"xla": "fast min and max lose NaN"},
+    )
+    for kind, known in (("values", KNOWN), ("extrema", KNOWN_EXTREMA))
+    for name, index, poly in (
+      ("column", np.s_[:, 0], "b, _"),
+      ("last-column", np.s_[..., -1], "b, _"),
+      ("columns", np.s_[:, 1:3], "b, _"),
+      ("window", np.s_[1:3, 1:], None),
+      ("all", np.s_[:, :], "b, c"),
+      ("outside", np.s_[:, 9], "b, _"),
+    )
+  ],
+  Case("known-gradient", lambda x: x.at[:, 1].multiply(x[:, 0]).at[:, 2:].set(x[:, :2]), [TABLE]),
+  Case(
+    "known-start",
+    lambda x: [window_at(start, mode)(x) for start in (-1, 1, 3) for mode in MODES[:2]],
+    [ODD],
+    poly="b, _",
+    grad=False,
+  ),
   Case("empty-indices", rows("set"), [TABLE, FAR[:0, None], ROWS[:0]]),
   Case("empty-updates", at(lambda i: i), [TABLE[:, :0], FAR, ROWS[:, :0]]),
   Case("empty-operand", at(lambda i: i, "set"), [TABLE[:0], FAR, ROWS], grad=False),
