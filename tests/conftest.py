@@ -50,6 +50,7 @@ ONE_PYTHON = {
   "tests/converters/test_onnx_layouts.py": "files",
   "tests/converters/test_onnx_opsets.py": "files",
   "tests/converters/test_onnx_quantized.py": "ONNX Runtime's quantizer",
+  "tests/converters/test_onnx_transposes.py": "TensorFlow's ops, and a graph of tf2onnx",
   "tests/converters/test_onnx_weights.py": "files",
   "tests/converters/test_onnx_sorting.py": "TensorFlow's ops, replaced",
   "tests/converters/test_pairs.py": "TensorFlow's ops, as pairs of real numbers",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import moves, patches
+from . import moves, patches, transposes
 from .runtime import extra
 
 _MERGING = "MergeDuplicatedNodesOptimizer"
@@ -93,18 +93,35 @@ def optimized(translate: Callable[[], Any], graph: Any) -> Any:
   graph.update_proto = lambda: None
   with _joining():
     try:
-      changed = True
-      iteration = 0
-      while changed:
-        graph, changed = _iterated(graph, passes, iteration)
-        iteration += 1
+      graph = _transposed_less(graph, passes) if _has(_all_nodes(graph), ("Transpose",)) else graph
+      graph = _repeated(graph, passes)
+      graph = _transposed_less(graph, passes)
       _drop_constant_selections(graph)
       _repeat_short_rows(graph)
-      _slice_rows(graph)
       graph.topological_sort(graph.get_nodes())
     except Exception:
       return optimizer.optimize_graph(translate(), optimizers=passes)
   del graph.update_proto
+  return graph
+
+
+def _transposed_less(graph: Any, passes: Mapping[str, Any]) -> Any:
+  """The graph with fewer transposes. tf2onnx's pass, which would move some of them back, is left
+  out."""
+  others = {name: make for name, make in passes.items() if name != "TransposeOptimizer"}
+  graph = _repeated(graph, others)
+  _slice_rows(graph)
+  while transposes.reduced(graph):
+    graph = _repeated(graph, others)
+  return graph
+
+
+def _repeated(graph: Any, passes: Mapping[str, Any]) -> Any:
+  """The graph after the passes, until none changes it."""
+  changed, iteration = True, 0
+  while changed:
+    graph, changed = _iterated(graph, passes, iteration)
+    iteration += 1
   return graph
 
 
