@@ -20,8 +20,8 @@ from google.protobuf import json_format
 from jax2tf import _tf_compat
 
 from ..bundle import graphs
+from ..export.freezing import FrozenGraph
 from ..export.pair import REAL
-from ..saved_model.arguments import input_specs
 from . import rule
 from .names import CONTROL, SUPPORTED
 
@@ -34,16 +34,15 @@ _WITH_TWO_RESULTS = "TopKV2"  # the only op of SUPPORTED with named results
 _LARGEST_INT_OF_WEBGL = 2**16
 
 
-def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
+def definition(frozen: FrozenGraph) -> tuple[Any, dict[str, Any]]:
   """(GraphDef with folded constants, {"inputs"|"outputs": {name: {"name", "dtype",
   "tensorShape"}}})."""
-  inputs = dict(zip(input_specs(concrete), concrete.inputs, strict=True))
-  outputs = dict(zip(sorted(concrete.structured_outputs), concrete.outputs, strict=True))
+  inputs, outputs = frozen.inputs, frozen.outputs
   signature = {
     kind: {name: _described(tensor) for name, tensor in tensors.items()}
     for kind, tensors in (("inputs", inputs), ("outputs", outputs))
   }
-  graph = concrete.graph.as_graph_def()
+  graph = frozen.graph.as_graph_def()
   graphs.number_functions(graph)
   # Not "arithmetic": it makes Log1p of log(1 + x) again. Not "remap": the wasm backend's fused
   # activations lose NaN.

@@ -14,6 +14,7 @@ from jax2tf.messages import ArgumentError, Text, message_of
 
 from ..bundle import publish
 from ..bundle.notation import Spec
+from ..export import freezing
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
 from ..verify.plan import Comparison
@@ -95,10 +96,11 @@ class TFJS(Target[Folder]):
 
   def write(self, source: Source, place: Path, name: str) -> Folder:
     (signature,) = source.signatures.values()
-    concrete = signature.frozen(TABLE if source.idioms == "exact" else FUSED_TABLE, HELD)
-    graph, described = files.definition(concrete)
+    table = TABLE if source.idioms == "exact" else FUSED_TABLE
+    frozen = freezing.frozen_graph(signature.function, table, HELD)
+    graph, described = files.definition(frozen)
     if files.missing(graph):  # ops that only a refused op used are no longer in `graph`
-      raise signature.refuse(TARGET, RUNTIME, files.missing(concrete.graph.as_graph_def()))
+      raise signature.refuse(TARGET, RUNTIME, files.missing(frozen.graph.as_graph_def()))
     metadata = {
       "asynchronous": files.is_asynchronous(graph),
       "backends": [*BACKENDS] if files.needs_whole_int32(graph) else ["webgl", *BACKENDS],

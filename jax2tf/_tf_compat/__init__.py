@@ -462,10 +462,9 @@ def optimized(definition: Any, fetches: Sequence[str], optimizers: Sequence[str]
   `fetches` keep their names."""
   from tensorflow.python.grappler import tf_optimizer  # noqa: PLC0415  (for exports only)
 
-  graph = tf.Graph()
-  with graph.as_default():
-    tf.graph_util.import_graph_def(definition, name="")
-    meta = tf.compat.v1.train.export_meta_graph(graph=graph, clear_devices=True)
+  meta = tf.compat.v1.MetaGraphDef(graph_def=definition)
+  for node in meta.graph_def.node:
+    node.ClearField("device")
   meta.collection_def["train_op"].node_list.value.extend(fetches)
   config = tf.compat.v1.ConfigProto()
   rewriting = config.graph_options.rewrite_options

@@ -168,7 +168,8 @@ def test_inputs_keep_their_capitals(tmp_path: Path, kind: str) -> None:
   signature = start.signatures["serving_default"]
   assert set(signature.record.inputs) == {"x_K", "x_aB"}
   frozen = signature.frozen({})
-  assert set(files.definition(frozen)[1]["inputs"]) == {"x_K", "x_aB"}
+  graph = freezing.frozen_graph(signature.function, {})
+  assert set(files.definition(graph)[1]["inputs"]) == {"x_K", "x_aB"}
   inputs = {"x_K": np.float32([5, 7]), "x_aB": np.float32([1, 2])}
   exported = onnx.save_model(start, tmp_path / "m.onnx", samples=1).path
   for found in (frozen(**inputs), onnx.run(exported, inputs)):
