@@ -194,6 +194,21 @@ def what_is_left() -> None:
   gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def few_latencies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+  """Has exports and verifications measure no latency, except in tests with the mark `latencies`: a
+  call would be repeated for a second, on both sides, at each assignment of sizes."""
+  plan = sys.modules.get("jax2tf.converters.verify.plan")
+  if plan is None or request.node.get_closest_marker("latencies"):
+    return
+  series = plan.Subject.series
+
+  def untimed(subject: Any, count: int) -> list[tuple[bool, bool]]:
+    return [(False, continues) for _, continues in series(subject, count)]
+
+  monkeypatch.setattr(plan.Subject, "series", untimed)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_equality_of_tensors() -> Iterator[None]:
   """Has `tensor == x` and `tensor != x` fail in jax2tf: graphs of TensorFlow 1 compare objects."""

@@ -137,6 +137,7 @@ MLP = {
 }
 
 
+@pytest.mark.latencies
 @pytest.mark.parametrize(
   ("opset", "threshold"), [(18, 2**30), (21, 16)], ids=["inside", "newer-beside"]
 )
@@ -149,6 +150,7 @@ def test_names_dimensions_and_weights(tmp_path: Path, opset: int, threshold: int
     opset=opset,
     external_data_threshold=threshold,
   )
+  assert made.report.latencies[0].model > 0
   proto = onnx_library.load_model(str(made.path), load_external_data=False)
   onnx_library.checker.check_model(str(made.path), full_check=True)
   assert [(o.domain, o.version) for o in proto.opset_import] == [("", opset)]

@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import onnx, tfjs, tflite
-from jax2tf.converters.bundle import calls
 from jax2tf.converters.export import freezing, registry
 from jax2tf.converters.export.expansion import EXPANSIONS
 from jax2tf.converters.onnx.replacements import TABLE as ONNX
@@ -23,7 +22,6 @@ from jax2tf.converters.tfjs.names import CONTROL, SUPPORTED
 from jax2tf.converters.tfjs.replacements import TABLE as TFJS
 from jax2tf.converters.tflite import target as target_of_tflite
 from jax2tf.converters.tflite.replacements import TABLE as TFLITE
-from jax2tf.converters.verify import answers
 from tests.support.replacement_rows import Row, packed, rows
 
 ROWS = list(rows())
@@ -93,9 +91,7 @@ def test_replacements_equal_tensorflow(
 
     return call
 
-  # Nobody asks how fast rows are, nor whether LiteRT has an op of its own for some of them.
-  for module in (answers, calls):
-    monkeypatch.setattr(module, "median_seconds", lambda call: 0.0)
+  # Nobody asks whether LiteRT has an op of its own for some of them.
   monkeypatch.setattr(target_of_tflite, "FUSED", ())
   for op, replacement in list(table.items()):
     monkeypatch.setitem(table, op, watched(replacement))
@@ -216,7 +212,7 @@ def test_an_operand_of_unknown_rank_is_kept_or_refused(target: str) -> None:
   table["PlaceholderWithDefault"] = lambda op, x: [unknown(x)]
   for op, function in functions_without_ranks().items():
     try:
-      freezing.frozen(function, table, HELD_BY_TFJS if target == "tfjs" else None)
+      freezing.frozen_graph(function, table, HELD_BY_TFJS if target == "tfjs" else None)
     except ValueError as error:
       assert str(error).endswith(
         "has an operand of unknown rank; set it by tf.ensure_shape in the TensorFlow code"

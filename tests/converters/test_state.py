@@ -281,6 +281,7 @@ def remembering(params: Any, state: Any, x: Any) -> Any:
   }, cache.sum()
 
 
+@pytest.mark.latencies
 def test_litert_keeps_the_state(tmp_path: Path) -> None:
   state = {"key": jax.random.key(3), "n": 0, "cache": jnp.zeros((4, 2)), "even": True}
   made = (
@@ -360,6 +361,7 @@ def test_diff_tells_of_another_state(tmp_path: Path, path: Path) -> None:
   ]
 
 
+@pytest.mark.latencies
 def test_verify_compares_sequences_of_calls(
   path: Path, without_jax: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def exact(
   return exported
 
 
+@pytest.mark.latencies
 def test_a_model_is_a_folder_of_json_and_shards(tmp_path: Path) -> None:
   wide = {"a": RNG.standard_normal((1100, 1000)).astype(np.float32)}
   exported = tfjs.save(

@@ -71,9 +71,11 @@ def ulps(found: np.ndarray, expected: np.ndarray) -> float:
   return float((np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))).max())
 
 
+@pytest.mark.latencies
 def test_names_and_dynamic_sizes(tmp_path: Path) -> None:
   made = tflite.save(mlp, MLP, tmp_path / "m.tflite", inputs=INPUTS)
   assert made.report.ok and made.size == made.path.stat().st_size
+  assert made.report.latencies[0].model > 0
   runner = runners(made.path)("serving_default")
   for b in (1, 5):
     x = RNG.standard_normal((b, 64)).astype(np.float32)

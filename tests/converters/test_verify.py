@@ -86,6 +86,7 @@ def _resaved(
   return target
 
 
+@pytest.mark.latencies
 def test_a_right_model_passes(model: Path, tmp_path: Path) -> None:
   report = verify.verify(
     model.parent, affine, params=PARAMS, samples=2, report=tmp_path, hostile=True

@@ -69,6 +69,7 @@ def test_diffusion_in_tfjs(picture):
   np.testing.assert_allclose(drawn, expected, atol=1e-5)
 
 
+@pytest.mark.latencies
 @pytest.mark.usefixtures("tfjs_packages")
 def test_one_model_everywhere(picture):
   found = one_model_everywhere.main([picture, "--width=16", "--layers=1"])
