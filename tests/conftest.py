@@ -58,7 +58,11 @@ ONE_PYTHON = {
   "tests/converters/test_replacements.py": "TensorFlow's ops, replaced",
   "tests/converters/test_same_bytes.py": "files",
   "tests/converters/test_tflite_weights.py": "flatbuffers of TensorFlow's converter",
+  "tests/converters/test_tfjs.py": (
+    "TensorFlow's ops; test_fused_exports.py has models of each JAX"
+  ),
   "tests/converters/test_tfjs_page.py": "a page for the browser",
+  "tests/converters/test_verify.py": "processes without JAX, and comparisons of numbers",
   "tests/batch/test_batch": "processes without JAX, and files",
   "tests/documents/test_browser.py": "a browser",
   "tests/command_line/test_command_line.py::test_the_docs_as_typed": (
