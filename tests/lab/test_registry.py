@@ -14,8 +14,14 @@ from jax2tf.tools.lab.target_rows import registry, registry_rows
 ROW = "lax.cos(x)"
 
 
+def ours(row: str, file: Path) -> float:
+  seconds, compared = registry.written(row, file)
+  compared()
+  return seconds
+
+
 def of_another_row(row: str, file: Path) -> float:
-  return registry.our_export("lax.sin(x)", file)
+  return ours("lax.sin(x)", file)
 
 
 def refusing(row: str, file: Path) -> float:
@@ -23,12 +29,18 @@ def refusing(row: str, file: Path) -> float:
 
 
 def test_files_that_are_right_have_times() -> None:
-  exports = {"ours": registry.our_export, "other": registry.our_export}
+  exports = {"ours": ours, "other": ours}
   numbers = registry.side_by_side(ROW, exports)
   assert numbers["ours"] == numbers["other"] == ["right", ""]
   assert numbers["library"] == "lax" and numbers["nodes"] == [1, 1]
   assert numbers["bytes"][0] == numbers["bytes"][1] > 0
   assert min(*numbers["seconds"], *numbers["ms"]) > 0
+
+
+def test_our_time_is_that_of_another_process(tmp_path: Path) -> None:
+  seconds = registry.our_export(ROW, tmp_path / "m.onnx")
+  registry._ours().close()
+  assert seconds > 0 and (tmp_path / "m.onnx").exists()
 
 
 def test_a_wrong_and_a_refused_file() -> None:
