@@ -162,16 +162,10 @@ def _cost(graph: Any, name: str) -> int:
 def least_transposed(tensors: Sequence[Tensor]) -> list[Any]:
   """The nodes that have the other order where the least is transposed; none if that is no less
   than now."""
-  vertices = {_FIRST_ORDER: None, _OTHER_ORDER: None}
-  number: dict[str, int] = {}
-  nodes: dict[int, Any] = {}
-  for tensor in tensors:
-    for node in (*filter(None, [tensor.maker]), *tensor.users):
-      if node.name not in number:
-        number[node.name] = len(vertices)
-        nodes[len(vertices)] = node
-        vertices[len(vertices)] = None
-  cut = _Cut(len(vertices))
+  makers_and_users = [node for t in tensors for node in (t.maker, *t.users) if node is not None]
+  nodes = {node.name: node for node in makers_and_users}
+  number = {name: vertex for vertex, name in enumerate(nodes, start=_OTHER_ORDER + 1)}
+  cut = _Cut(len(nodes) + 2)
   now = 0
   for tensor in tensors:
     users = [number[node.name] for node in tensor.users]
@@ -183,7 +177,7 @@ def least_transposed(tensors: Sequence[Tensor]) -> list[Any]:
     cut.add_transpose(maker, in_other, tensor.cost)
     cut.add_transpose_back(maker, in_first, tensor.cost)
   cost, others = cut.least()
-  return [nodes[vertex] for vertex in others if vertex in nodes] if cost < now else []
+  return [node for name, node in nodes.items() if number[name] in others] if cost < now else []
 
 
 class _Cut:
@@ -218,7 +212,7 @@ class _Cut:
     known = self._edges.get((begin, end), 0)
     self._edges[begin, end] = min(known + cost, _ENDLESS)
 
-  def least(self) -> tuple[int, list[int]]:
+  def least(self) -> tuple[int, set[int]]:
     """The least cost, and the fewest vertices that have the other order then."""
     begins, ends = np.array(list(self._edges), np.int32).T
     costs = np.array(list(self._edges.values()), np.int32)
@@ -227,7 +221,7 @@ class _Cut:
     rest = sparse.csr_array(capacities - flow.flow)
     rest.eliminate_zeros()
     reaching = csgraph.breadth_first_order(rest.T, _OTHER_ORDER, return_predecessors=False)
-    return int(flow.flow_value), sorted(map(int, reaching))
+    return int(flow.flow_value), set(reaching.tolist())
 
 
 def _rewrite(
