@@ -45,8 +45,8 @@ def divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]: the quotient, and x * (1 / c) of a constant c, as XLA computes it.
 
   TF 2.21: the op Reciprocal, by which Grappler computes 1 / x and the factor 1 / c, has the
-  reciprocal of 1 / 8 and of other numbers wrong by one or two units in the last place, for f32
-  vectors, so that floor(8 / 8) was 0. In bf16 it rounds 1 / c, which XLA does not.
+  reciprocal of 8 and of other numbers wrong by one or two units in the last place, for f32 vectors,
+  so that floor(8 / 8) was 0. In bf16 it rounds 1 / c, which XLA does not.
   """
   if tf.executing_eagerly() or not x.dtype.is_floating or _folds(x) == _folds(y):
     return _quotient(x, y)
