@@ -16,6 +16,7 @@ import tensorflow as tf
 from jax2tf import _tf_compat
 
 from ..bundle import graphs
+from . import strides
 from .ends import UnpairedOpsError
 from .expansion import EXPANSIONS, Call, is_expanded
 from .pair import (
@@ -193,13 +194,21 @@ class _Replay:
         if op in needed and not all(y.ref() in values for y in op.outputs):
           scopes.enter(op)
           operands = [values[x.ref()] for x in op.inputs]
-          results = self._op(op, operands)
+          strided = strides.found(op)
+          results = (
+            self._strided(op, strided, values[strided.operand.ref()])
+            if strided and not isinstance(operands[0], Pair)
+            else self._op(op, operands)
+          )
           if op.type in _PADS and not isinstance(results[0], Pair):
             _set_padded_sizes(results[0], *operands[:2])
           values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))
         elif op in writes:
           self._write(values[op.inputs[0].ref()], values[op.inputs[1].ref()])
     return lambda tensor: values[tensor.ref()]
+
+  def _strided(self, op: tf.Operation, strided: strides.Strided, x: tf.Tensor) -> Sequence[Any]:
+    return _as_of(op, self._called(Call(op, [x, *strided.bounds()], strides.sliced)))
 
   def _op(self, op: tf.Operation, operands: list[Any]) -> Sequence[Any]:
     of_pairs = is_of_pairs(op, operands)

@@ -54,7 +54,28 @@ def loop(x):
   )
 
 
+WIDE = np.arange(4 * 24 * 35, dtype=np.float32).reshape(4, 24, 35)
+OF_ROWS = {  # as many elements as rows have; one more; starts and ends inside of a row; both axes
+  "whole": np.s_[:, ::2],
+  "more": np.s_[:, :, ::4],
+  "inside": np.s_[1:, 3:20:4],
+  "last": np.s_[:, 23::5, 30::3],
+  "both": np.s_[::3, 1::6, 2:34:7],
+  "none": np.s_[:, 24::2],
+}
+
 CASES = [
+  *[
+    Case(f"slice-strides-{name}", lambda x, index=index: x[index], [WIDE])
+    for name, index in OF_ROWS.items()
+  ],
+  Case(
+    "slice-strides-batch",
+    lambda x: lax.slice(x, (0, 1, 0), (x.shape[0], 24, 35), (1, 5, 2)),
+    [WIDE],
+    poly="b, _, _",
+  ),
+  Case("slice-strides-bool", lambda x: (x > 9)[:, ::2, ::4], [WIDE]),
   Case("slice", lambda x: x[1:3, 2:], [X], poly=["_, b"]),
   Case("slice-empty", lambda x: [x[2:2], x[4:]], [X]),
   Case("slice-strides", lambda x: lax.slice(x, (0, 1), (4, 5), (3, 2)), [X]),
