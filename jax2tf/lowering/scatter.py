@@ -80,7 +80,8 @@ def _scatter(
   updates = transposed(updates, [*in_batch, *numbers.update_window_dims])
   clip = mode == lax.GatherScatterMode.CLIP
   change = None if update_jaxpr is None else closed(update_jaxpr, update_consts)
-  if not windows.are_rows and (change is not None or combine is _replaced):
+  is_laid_out = ctx.destination.dtensor_mesh is not None  # of which the guide lists the errors
+  if not (windows.are_rows or is_laid_out) and (change is not None or combine is _replaced):
     starts = windows.known_start(indices, clip)
     if starts is not None:
       return _at(ctx, operand, updates, windows, starts, change)
