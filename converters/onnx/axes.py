@@ -131,8 +131,7 @@ def _splits(shape: Sequence[int], other: Sequence[int]) -> bool:
 def _sliced_axes(node: Any) -> list[int] | None:
   """The axes of a Slice. None if they are not constant."""
   if len(node.input) > 3 and node.input[3]:
-    axes = node.inputs[3]
-    return [int(axis) for axis in axes.get_tensor_value()] if axes.is_const() else None
+    return _known_axes(node.inputs[3])
   starts = node.graph.get_shape(node.input[1])
   return list(range(starts[0])) if starts and starts[0] > 0 else None
 
@@ -154,7 +153,10 @@ def _axes(node: Any) -> list[int] | None:
   """The axes of a reduction; none for all. None if they are not constant."""
   if len(node.input) < 2 or not node.input[1]:
     return list(node.get_attr_value("axes", []))
-  axes = node.inputs[1]
+  return _known_axes(node.inputs[1])
+
+
+def _known_axes(axes: Any) -> list[int] | None:
   return [int(axis) for axis in axes.get_tensor_value()] if axes.is_const() else None
 
 
@@ -201,11 +203,16 @@ def _is_alone(node: Any) -> bool:
   return node.type in _REDUCTIONS or node.type in ("Slice", "Split", "Reshape")
 
 
+def free_name(graph: Any, name: str) -> str:
+  """A name that neither a node nor a tensor of the graph has."""
+  while graph.get_node_by_name(name) is not None or graph.get_node_by_output(name) is not None:
+    name += "_t"
+  return name
+
+
 def _constant(node: Any, values: Sequence[int]) -> str:
   """The name of a new constant for a node."""
-  name = f"{node.name}__moved"
-  while node.graph.get_node_by_name(name) is not None:
-    name += "_t"
+  name = free_name(node.graph, f"{node.name}__moved")
   # The inputs of a Slice have one dtype.
   int32 = extra("onnx").TensorProto.INT32
   is_int32 = node.type == "Slice" and node.graph.get_dtype(node.input[1]) == int32

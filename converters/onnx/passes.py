@@ -90,12 +90,18 @@ def optimized(translate: Callable[[], Any], graph: Any) -> Any:
   optimizer = extra("tf2onnx.optimizer")
   passes = {name: getattr(optimizer, name) for name in _PASSES}
   passes[_MERGING] = _merging(passes[_MERGING])
+  # tf2onnx's pass would move some transposes back.
+  others = {name: make for name, make in passes.items() if name != "TransposeOptimizer"}
   graph.update_proto = lambda: None
   with _joining():
     try:
-      graph = _transposed_less(graph, passes) if _has(_all_nodes(graph), ("Transpose",)) else graph
+      if _has(_all_nodes(graph), ("Transpose",)):
+        graph = _repeated(graph, others)  # the cut has to know which operands are constants
+        _slice_rows(graph)
+        graph = _transposed_less(graph, others)
       graph = _repeated(graph, passes)
-      graph = _transposed_less(graph, passes)
+      _slice_rows(graph)
+      graph = _transposed_less(graph, others)
       _drop_constant_selections(graph)
       _repeat_short_rows(graph)
       graph.topological_sort(graph.get_nodes())
@@ -105,12 +111,8 @@ def optimized(translate: Callable[[], Any], graph: Any) -> Any:
   return graph
 
 
-def _transposed_less(graph: Any, passes: Mapping[str, Any]) -> Any:
-  """The graph with fewer transposes. tf2onnx's pass, which would move some of them back, is left
-  out."""
-  others = {name: make for name, make in passes.items() if name != "TransposeOptimizer"}
-  graph = _repeated(graph, others)
-  _slice_rows(graph)
+def _transposed_less(graph: Any, others: Mapping[str, Any]) -> Any:
+  """The graph with the fewest transposes; the other passes clean it after each step."""
   while transposes.reduced(graph):
     graph = _repeated(graph, others)
   return graph

@@ -228,7 +228,7 @@ def _rewrite(
   graph: Any, orders: axes.Orders, nodes: Sequence[Any], tensors: dict[str, Tensor]
 ) -> None:
   """Computes the nodes in the other order. What others take of them keeps its name."""
-  names = {name: _free_name(graph, name) for node in nodes for name in node.output}
+  names = {name: axes.free_name(graph, name) for node in nodes for name in node.output}
   # before nodes go, and with them the shapes of their results
   counts = {node.name: len(axes.operands(node, orders) or ()) for node in nodes}
   ranks = {node.name: axes.rank(node) for node in nodes}
@@ -278,12 +278,6 @@ def _transposed(graph: Any, name: str, order: Sequence[int], result: str | None 
   return str(node.output[0])
 
 
-def _free_name(graph: Any, name: str) -> str:
-  while graph.get_node_by_output(name) is not None:
-    name += "_t"
-  return name
-
-
 class _Operands:
   """The operands of moved nodes in the other order.
 
@@ -319,7 +313,7 @@ class _Operands:
       if value.size == 1:
         return name
       const = np.ascontiguousarray(value.reshape(wide).transpose(back))
-      return str(graph.make_const(_free_name(graph, f"{name}_t"), const).output[0])
+      return str(graph.make_const(axes.free_name(graph, f"{name}_t"), const).output[0])
     return _transposed(graph, self._wide(name, wide), back)
 
   def _wide(self, name: str, shape: Sequence[int]) -> str:
@@ -327,7 +321,7 @@ class _Operands:
     if not (missing := len(shape) - len(graph.get_shape(name))):
       return name
     ones = np.arange(missing, dtype=np.int64)
-    where = graph.make_const(_free_name(graph, f"{name}_axes"), ones).output[0]
+    where = graph.make_const(axes.free_name(graph, f"{name}_axes"), ones).output[0]
     dtype = graph.get_dtype(name)
     new = graph.make_node("Unsqueeze", [name, where], shapes=[list(shape)], dtypes=[dtype])
     return str(new.output[0])

@@ -293,7 +293,7 @@ def _is_small(a: tf.Tensor) -> bool:
 def _lu_of_few(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   """`lu` without a loop: a step exchanges rows, the first of which is finished, and eliminates its
   column from the others. The number of a row moves with it, as an element before those of L."""
-  m, n = a.shape.as_list()[1:]
+  m, n = size(a, -2), size(a, -1)
   numbers = tf.broadcast_to(tf.range(m, dtype=a.dtype)[:, tf.newaxis], [tf.shape(a)[0], m, 1])
   rows, finished, exchanges = tf.concat([numbers, a], 2), [], []
   for k in range(min(m - 1, n)):
