@@ -70,7 +70,8 @@ def _while(evaluation: Evaluation, op: Op, *operands: Any) -> list[Any]:
   ]
   counted = loops.counted(evaluation, op, operands, moving)
   if counted is not None:
-    return loops.as_scan(evaluation, op, operands, moving, counted)
+    unrolled = loops.unrolled(evaluation, op, operands, counted)
+    return unrolled or loops.as_scan(evaluation, op, operands, moving, counted)
 
   def whole(carried: Any) -> list[Any]:
     values = list(operands)

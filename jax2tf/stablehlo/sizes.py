@@ -20,7 +20,7 @@ from jax import lax
 from jax.export import is_symbolic_dim
 from jax.extend.core import InconclusiveDimensionOperation
 
-from jax2tf.stablehlo.graph import Op
+from jax2tf.stablehlo.graph import Op, Value
 
 MOST_ELEMENTS = 64  # of what is computed here; sizes have a few
 
@@ -197,9 +197,7 @@ _OF_BOOLEANS: dict[str, Callable[..., Any]] = {
 def folded(op: Op, operands: Sequence[Any]) -> np.ndarray[Any, Any] | Sizes | None:
   """The result of an op on few integers that are known; None for another op."""
   result = op.results[0] if len(op.results) == 1 else None
-  if result is None or result.type is None or not operands:
-    return None
-  if not _is_small(result.shape, result.type.dtype):
+  if result is None or not may_be_sizes(result) or not operands:
     return None
   if not all(map(is_small, operands)):
     return None
@@ -208,15 +206,20 @@ def folded(op: Op, operands: Sequence[Any]) -> np.ndarray[Any, Any] | Sizes | No
   ]
   shape: Any = result.shape
   try:
-    moved = _moved(op, entries, shape)
-    if moved is not None:
-      return settled(moved, result.dtype)
+    rearranged = moved(op, entries, shape)
+    if rearranged is not None:
+      return settled(rearranged, result.dtype)
     elementwise = _elementwise(op, [each.dtype for each in operands])
     if elementwise is None:
       return None
-    return settled(_mapped(elementwise, entries, shape), result.dtype)
+    return settled(mapped(elementwise, entries, shape), result.dtype)
   except InconclusiveDimensionOperation:
     return None
+
+
+def may_be_sizes(value: Value) -> bool:
+  """Whether a value of the module may be sizes."""
+  return value.type is not None and _is_small(value.shape, value.type.dtype)
 
 
 def _is_small(shape: Any, dtype: Any) -> bool:
@@ -231,7 +234,8 @@ def _is_small(shape: Any, dtype: Any) -> bool:
   )
 
 
-def _mapped(function: Callable[..., Any], entries: Any, shape: Any) -> np.ndarray[Any, Any]:
+def mapped(function: Callable[..., Any], entries: Any, shape: Any) -> np.ndarray[Any, Any]:
+  """What a function gives for each row of entries, which broadcast to the shape."""
   entries = np.broadcast_arrays(*entries)
   results = np.empty(math.prod(shape), object)
   for index, row in enumerate(zip(*(each.flat for each in entries), strict=True)):
@@ -252,22 +256,22 @@ def _elementwise(op: Op, dtypes: Sequence[Any]) -> Callable[..., Any] | None:
   return _OF_INTEGERS.get(op.name)
 
 
-def _moved(op: Op, entries: Any, shape: Any) -> np.ndarray[Any, Any] | None:
-  """The result of an op that only moves elements."""
-  moved: Any = None
+def moved(op: Op, entries: Any, shape: Any) -> np.ndarray[Any, Any] | None:
+  """The result of an op that only moves elements; None for another op."""
+  result: Any = None
   if op.name == "reshape":
-    moved = entries[0].reshape(shape)
+    result = entries[0].reshape(shape)
   elif op.name == "concatenate":
-    moved = np.concatenate(entries, op.attributes["dimension"])
+    result = np.concatenate(entries, op.attributes["dimension"])
   elif op.name == "slice":
     bounds = (op.attributes[key] for key in ("start_indices", "limit_indices", "strides"))
-    moved = entries[0][tuple(slice(*bound) for bound in zip(*bounds, strict=True))]
+    result = entries[0][tuple(slice(*bound) for bound in zip(*bounds, strict=True))]
   elif op.name == "broadcast_in_dim":
     inner = [1] * len(shape)
     for axis, size in zip(op.attributes["broadcast_dimensions"], entries[0].shape, strict=True):
       inner[axis] = size
-    moved = np.broadcast_to(entries[0].reshape(inner), shape)
-  return moved
+    result = np.broadcast_to(entries[0].reshape(inner), shape)
+  return result
 
 
 def dynamic_dimension(value: Any, axis: int) -> np.ndarray[Any, Any] | Sizes:

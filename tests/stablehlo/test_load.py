@@ -134,6 +134,46 @@ def test_derivatives(program):
   _same(jax.grad(lambda x: total(function, x))(_X), jax.grad(lambda x: total(program, x))(_X))
 
 
+def _gradient(x):
+  return jax.grad(lambda x: _rnn(x)[1].sum() + _reversed_rnn(x)[0].sum())(x)
+
+
+@pytest.mark.parametrize("program", [_rnn, _reversed_rnn, _gradient])
+def test_rows(program):
+  """A scan hands its rows to each step and stacks the results, also where sizes are symbolic."""
+  function = stablehlo.load(_exported(program, export.symbolic_shape("t, 3")))
+  _same(jax.jit(function)(_X), jax.jit(program)(_X))
+  loaded, written = (str(jax.make_jaxpr(each)(_X)) for each in (function, program))
+  assert loaded.count("scan[") == written.count("scan[")
+  assert "dynamic_" not in loaded
+
+
+def test_a_row_may_be_smaller_than_those_of_the_array():
+  def program(x):
+    def step(i, y):
+      return lax.dynamic_update_slice(y, x[:1, :-1] * i, (i, 0))
+
+    return lax.fori_loop(0, 6, step, jnp.ones((6, x.shape[1])))
+
+  function = stablehlo.load(_exported(program, export.symbolic_shape("t, b")))
+  _same(function(_X), program(_X))
+
+
+@pytest.mark.parametrize("shape", ["100, 3", "b, 3"])
+def test_hashes(shape):
+  """Constants by which they shift stay constants."""
+
+  def noise(x):
+    return x + jax.random.normal(jax.random.key(7), x.shape)
+
+  x = np.zeros((100, 3), np.float32)
+  function = stablehlo.load(_exported(noise, export.symbolic_shape(shape)))
+  _same(jax.jit(function)(x), jax.jit(noise)(x))
+  jaxpr = str(jax.make_jaxpr(function)(x))
+  assert "while[" not in jaxpr
+  assert "scan[" not in jaxpr
+
+
 def test_vmap():
   function = stablehlo.load(_exported(_sorts, (6, 3)))
   batch = np.stack([_X, -_X])
