@@ -12,18 +12,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import export
 from jax.export import is_symbolic_dim
 
+from jax2tf.errors import ArtifactError
 from jax2tf.stablehlo.artifacts import Artifact, Aval, Convention
 from jax2tf.stablehlo.graph import Module, Value
 
 
 def of(artifact: Artifact, module: Module) -> Convention:
   """The convention of an artifact; of a module without one, that it takes its arguments one by
-  one."""
+  one.
+
+  Raises:
+    ArtifactError: the convention is that of another module.
+  """
   if artifact.convention is None:
     return _of_module(module, artifact.platforms)
+  _check(artifact.convention, module)
   convention, conditions = artifact.convention, constraints(module)
   dims = [size for aval in convention.in_avals for size in aval.shape if is_symbolic_dim(size)]
   if not conditions or not dims:
@@ -33,6 +40,45 @@ def of(artifact: Artifact, module: Module) -> Convention:
     convention,
     in_avals=_in_scope(convention.in_avals, scope),
     out_avals=_in_scope(convention.out_avals, scope),
+  )
+
+
+def _check(convention: Convention, module: Module) -> None:
+  """Compares what a damaged file says of arguments and results with the module."""
+  block = module.main.block
+  operands = [value for value in block.arguments if value.type is not None]
+  results = [value for value in block.results if value.type is not None]
+  taken = [convention.in_avals[index] for index in convention.kept]
+  if len(operands) not in (len(taken), len(taken) + 1) or len(results) != len(convention.out_avals):
+    raise ArtifactError(
+      f"the artifact says that its module takes {len(taken)} arrays and gives "
+      f"{len(convention.out_avals)}; it takes {len(operands)} and gives {len(results)}"
+    )
+  operands = operands[len(operands) - len(taken) :]  # without the index of the platform
+  for what, avals, values in (
+    ("argument", taken, operands),
+    ("result", convention.out_avals, results),
+  ):
+    for number, (aval, value) in enumerate(zip(avals, values, strict=True)):
+      if not _is_of(aval, value):
+        said = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+        raise ArtifactError(
+          f"the artifact says that {what} {number} of its module is {said}; it is {value.text}"
+        )
+
+
+def _is_of(aval: Aval, value: Value) -> bool:
+  """Whether a value of the module may be the array; JAX has dtypes that a module lacks."""
+  if aval.dtype == jax.dtypes.float0 or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+    return True
+  assert value.type is not None  # a token
+  return (
+    value.type.dtype == aval.dtype
+    and len(value.shape) == len(aval.shape)
+    and all(
+      known is None or is_symbolic_dim(size) or known == size
+      for known, size in zip(value.shape, aval.shape, strict=True)
+    )
   )
 
 

@@ -7,6 +7,7 @@ adds. Versions 2 (JAX 0.4.26) to 12 (JAX 0.12) differ in where the avals stand.
 from __future__ import annotations
 
 import struct
+import tokenize
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -189,7 +190,7 @@ def _aval(table: _Table, scope: Any) -> Aval:
     raise NoExportError(f"it has an array of a dtype that this version does not know ({kind})")
   try:
     return Aval(tuple(export.symbolic_shape(",".join(table.texts(1)), scope=scope)), dtype)
-  except ValueError as error:
+  except (ValueError, tokenize.TokenError) as error:  # of JAX's parser, or of Python's
     raise NoExportError(f"it has no sizes where sizes stand ({error})") from None
 
 

@@ -10,7 +10,8 @@ from jax import export
 import jax2tf
 from jax2tf import stablehlo
 from jax2tf.errors import ArtifactError, LoweringError
-from jax2tf.stablehlo import export_files
+from jax2tf.stablehlo import children, export_files
+from tests.support.conformance import mutants
 
 _SINE = export.export(jax.jit(jnp.sin))(jax.ShapeDtypeStruct((2,), jnp.float32))
 
@@ -111,6 +112,27 @@ def test_untrusted():
   data[start + 60 : start + 90] = bytes(30)
   with pytest.raises(ArtifactError, match="the source has"):
     stablehlo.load(bytes(data), untrusted=True)
+
+
+@pytest.mark.one_python
+def test_untrusted_takes_an_end(monkeypatch):
+  """MLIR never ends with this file."""
+  monkeypatch.setattr(children, "seconds", lambda size: 1)
+  with pytest.raises(ArtifactError, match="MLIR does not parse within 1 seconds"):
+    stablehlo.load(mutants.mutant(750).contents, untrusted=True)
+
+
+@pytest.mark.parametrize(
+  ("seed", "message"),
+  [
+    (1289, "no sizes where sizes stand"),
+    (3517, "no sizes where sizes stand"),
+    (2105, r"says that result 1 of its module is float32\[4\]; it is tensor<4xf16>"),
+  ],
+)
+def test_changed_files(seed, message):
+  with pytest.raises(ArtifactError, match=message):
+    stablehlo.load(mutants.mutant(seed).contents)
 
 
 def test_convert_of_a_call_of_an_exported_function():

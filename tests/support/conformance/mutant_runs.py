@@ -24,11 +24,12 @@ from jax.extend.mlir.dialects import stablehlo as mlir_stablehlo
 
 from jax2tf import stablehlo
 from jax2tf.errors import ArtifactError, LoweringError
-from jax2tf.stablehlo import children, export_files, graph, parsing
+from jax2tf.stablehlo import children, export_files, graph, limits, parsing
 from tests.support.conformance import mutants
 
 SECONDS = 10  # of the processor, for reading and for a call, beyond which it hangs
 PARSER, READING, JAXLIB, CALL = "the parser", "reading", "jaxlib", "the call"  # the phases
+_LONGEST = 60  # seconds of the processor, for what jaxlib itself computes
 _MOST_ELEMENTS = 2_000_000  # of all values of a module; one with more is read and not run
 _REFUSALS = (ArtifactError, LoweringError)
 
@@ -52,7 +53,8 @@ class Outcome:
   detail: str = ""
 
 
-# The statuses that are no faults; "parser ends" is a refusal of `load`, whose child ends.
+# The statuses that are no faults; "parser ends" is a refusal of `load`, whose child ends, or takes
+# too long; "jaxlib ends" may be a loop without end.
 FINE = (
   "refused",
   "parser ends",
@@ -79,8 +81,6 @@ def lost(said: str, reason: str, seed: int) -> Outcome:
   mutant, phases = mutants.mutant(seed), [line for line in said.splitlines() if line in _PHASES]
   phase = phases[-1] if phases else ""
   status = {PARSER: "parser ends", JAXLIB: "jaxlib ends"}.get(phase, f"{phase or 'start'} ends")
-  if phase == PARSER and "not done" in reason:
-    status = "parser hangs"
   return Outcome(seed, mutant.way, mutant.base, status, reason)
 
 
@@ -117,7 +117,8 @@ def _compared(
   seconds = time.process_time() - began
   print(JAXLIB, flush=True)
   out_avals = function.out_avals if error or _is_known(function) else lowered.out_info
-  refusal, expected = _error_or_result(_by_jaxlib, function, out_avals, mutant.contents, leaves)
+  with limits.processor(_LONGEST):
+    refusal, expected = _error_or_result(_by_jaxlib, function, out_avals, mutant.contents, leaves)
   print(CALL, flush=True)
   began = time.process_time()
   with function.precision():
@@ -158,12 +159,12 @@ def _error_or_result(
 def _parsing_here(parsed: list[bytes]) -> Any:
   """Does the work of the child; keeps the bytecode."""
 
-  def parse(given: IO[bytes], written: IO[bytes], name: str) -> int:
-    del name
+  def parse(given: IO[bytes], written: IO[bytes], limit: int) -> int:
     print(PARSER, flush=True)
     canonical = io.BytesIO()
     try:
-      parsing.canonical(given.read(), canonical)
+      with limits.processor(limit):
+        parsing.canonical(given.read(), canonical)
     except parsing.UnreadableError as error:
       written.write(str(error).encode())
       return 1
