@@ -160,7 +160,7 @@ def _formula(
     return [value for v, value in values.items() if variables[v] is None]
 
   jaxpr = _jaxpr_of_sizes(solve, known.count(None))
-  if contains(jaxpr, _PRODUCTS):  # of a constraint such as a*b <= 1000
+  if _by_products(jaxpr):  # of a constraint such as a*b <= 1000
     jaxpr = _jaxpr_of_sizes(solve, known.count(None), np.int64)
   return jaxpr, variables
 

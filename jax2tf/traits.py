@@ -25,12 +25,14 @@ SUMS = _present(P.add_p, P.add_jaxvals_p)  # the second is that of cotangents
 ARITHMETIC = _present(P.add_p, P.sub_p, P.mul_p, P.div_p)
 COMPARISONS = _present(P.eq_p, P.ge_p, P.gt_p, P.le_p, P.lt_p, P.ne_p)
 LOGIC = _present(P.and_p, P.or_p, P.xor_p)
+SHIFTS = _present(P.shift_left_p, P.shift_right_arithmetic_p, P.shift_right_logical_p)
 # Of two operands or more.
 OF_SEVERAL = (
   SUMS
   | ARITHMETIC
   | COMPARISONS
   | LOGIC
+  | SHIFTS
   | _present(
     P.atan2_p,
     P.clamp_p,
@@ -51,9 +53,6 @@ OF_SEVERAL = (
     P.regularized_incomplete_beta_p,
     P.rem_p,
     P.select_n_p,
-    P.shift_left_p,
-    P.shift_right_arithmetic_p,
-    P.shift_right_logical_p,
     P.zeta_p,
   )
 )

@@ -14,12 +14,17 @@ from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, prov
 from jax2tf.idioms._variants import repeated_avals, variant
 from jax2tf.jaxprs import Eqn
 from jax2tf.lowering._movement import is_one
-from jax2tf.traits import ARITHMETIC, COMPARISONS, OF_SEVERAL, SUMS
+from jax2tf.traits import ARITHMETIC, COMPARISONS, LOGIC, OF_SEVERAL, SHIFTS, SUMS
 
 # Of operands with other shapes, where JAX has one shape for all.
 _REPEATING = {
   primitive: variant(primitive, repeated_avals)
-  for primitive in ARITHMETIC | SUMS | COMPARISONS | {P.max_p, P.min_p, P.select_n_p}
+  for primitive in ARITHMETIC
+  | SUMS
+  | COMPARISONS
+  | LOGIC
+  | SHIFTS
+  | {P.max_p, P.min_p, P.select_n_p}
 }
 _FLOATS_ONLY = (P.div_p, P.max_p, P.min_p)
 
