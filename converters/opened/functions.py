@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from jax.export import is_symbolic_dim
 
 import jax2tf
+from jax2tf import dims
 
 from .programs import Program
 
@@ -78,7 +80,8 @@ def of_program(program: Program) -> Any:
     return tuple(jax.tree.leaves(function(*inputs)))
 
   whole.__name__ = whole.__qualname__ = function.name
-  with function.precision():
+  checks = contextlib.nullcontext() if program.checks_sizes else dims.without_checks()
+  with function.precision(), checks:
     converted = jax2tf.convert(
       whole,
       polymorphic_shapes=[_symbolic(aval.shape) for aval in function.in_avals],

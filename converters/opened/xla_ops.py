@@ -47,6 +47,7 @@ class Operation:
     self._lengths: dict[int, list[Word]] = {}
     self._constraints: list[str] = []
     self._regions: dict[str, Block] = {}
+    self.lacks_empty = False  # whether TensorFlow's ops for it are wrong for sizes of 0
     self._names = (f"d{number}" for number in range(10**6))
 
   def refuse(self, reason: str) -> Any:
@@ -247,7 +248,12 @@ class Operation:
       tuple(inputs),
       tuple(self._spec(index) for index in inputs),
       tuple((inputs.index(index), entry) for index, entry in self._sources),
+      checks_sizes=self._checks_sizes(),
     )
+
+  def _checks_sizes(self) -> bool:
+    names = [word for words in self._shapes for word in words if isinstance(word, str)]
+    return self.lacks_empty or bool(self._constraints) or len(set(names)) < len(names)
 
   def _functions_of_module(self) -> dict[str, ModuleFunction]:
     blocks = {"main": self._block, **self._regions}

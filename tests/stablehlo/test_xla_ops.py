@@ -3,6 +3,7 @@ TensorFlow."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -82,28 +83,72 @@ def first_forms(image: Any, kernel: Any, left: Any, right: Any, x: Any, i: Any) 
   }
 
 
-def test_first_forms(tmp_path: Any) -> None:
+def _opened(function: Any, specs: Any, folder: Any) -> tuple[list[str], Any]:
+  """The names of the results of a function, and a signature of the opened model whose results are
+  `y0`, `y1` ..."""
   module = tf.Module()
-  specs = [tf.TensorSpec(value.shape, value.dtype, name) for name, value in INPUTS.items()]
   names: list[str] = []
 
   def named(*args: Any) -> dict[str, Any]:
-    results = first_forms(*args)
+    results = function(*args)
     names[:] = list(results)
     return {f"y{index}": result for index, result in enumerate(results.values())}
 
   module.f = tf.function(named, input_signature=specs, autograph=False)
-  tf.saved_model.save(module, str(tmp_path / "closed"), signatures=module.f)
-  files.copied(tmp_path / "closed", tmp_path / "open", rewriting.opened)
-  saved = saved_model_pb2.SavedModel.FromString((tmp_path / "open/saved_model.pb").read_bytes())
+  tf.saved_model.save(module, str(folder / "closed"), signatures=module.f)
+  files.copied(folder / "closed", folder / "open", rewriting.opened)
+  saved = saved_model_pb2.SavedModel.FromString((folder / "open/saved_model.pb").read_bytes())
   graph = saved.meta_graphs[0].graph_def
   nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
   assert not [node.op for node in nodes if node.op.startswith("Xla")]
-  results = tf.saved_model.load(str(tmp_path / "open")).signatures["serving_default"](**INPUTS)
-  expected = tf.function(named, jit_compile=True, autograph=False)(*INPUTS.values())
+  return names, tf.saved_model.load(str(folder / "open")).signatures["serving_default"]
+
+
+def test_first_forms(tmp_path: Any) -> None:
+  specs = [tf.TensorSpec(value.shape, value.dtype, name) for name, value in INPUTS.items()]
+  names, opened = _opened(first_forms, specs, tmp_path)
+  results = opened(**INPUTS)
+  expected = tf.function(first_forms, jit_compile=True, autograph=False)(*INPUTS.values())
   for index, name in enumerate(names):
-    np.testing.assert_allclose(
-      results[f"y{index}"], expected[f"y{index}"], 2e-6, 2e-6, err_msg=name
-    )
-    signs = (np.signbit(y[f"y{index}"]) for y in (results, expected))
-    np.testing.assert_array_equal(*signs, err_msg=f"signs of {name}")
+    pair = results[f"y{index}"], expected[name]
+    np.testing.assert_allclose(*pair, 2e-6, 2e-6, err_msg=name)
+    np.testing.assert_array_equal(*map(np.signbit, pair), err_msg=f"signs of {name}")
+
+
+# proto: n b k, k m -> n b m.
+PRODUCT = message((1, [2]), (2, [0]))
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.float32)] * 2, autograph=False)
+def is_less(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  return x < y
+
+
+def of_no_rows(left: Any, matrix: Any, x: Any) -> dict[str, Any]:
+  """One result of each op that has no sizes which must be equal."""
+  add, less = added.get_concrete_function(), is_less.get_concrete_function()
+  number, ones, none = tf.constant(2.5), [1, 1], [[0, 0], [0, 0]]
+  windows = functools.partial(gen_xla_ops.xla_reduce_window, x, number)
+  return {
+    "dot": gen_xla_ops.xla_dot(left, matrix, PRODUCT, b""),
+    "sort of no rows": gen_xla_ops.xla_sort(x),
+    "sort along no rows": gen_xla_ops.xla_variadic_sort([x], 0, less, is_stable=True)[0],
+    "reduced rows": gen_xla_ops.xla_reduce(left, number, [0, 2], add),
+    "reduced columns": gen_xla_ops.xla_reduce(left, number, [1, 2], add),
+    "padded": gen_xla_ops.xla_pad(x, number, [1, 0], [2, 0], [0, 1]),
+    "windows of no rows": windows([1, 2], ones, ones, ones, none, add),
+    "windows along no rows": windows([2, 1], ones, ones, ones, [[1, 1], [0, 0]], add),
+  }
+
+
+def test_sizes_may_be_zero(tmp_path: Any) -> None:
+  inputs = {"left": INPUTS["left"][:0], "matrix": np.ones((3, 4), np.float32), "x": HOSTILE[:0]}
+  specs = [
+    tf.TensorSpec([size or None for size in value.shape], value.dtype, name)
+    for name, value in inputs.items()
+  ]
+  names, opened = _opened(of_no_rows, specs, tmp_path)
+  results = opened(**inputs)
+  expected = tf.function(of_no_rows, jit_compile=True, autograph=False)(*inputs.values())
+  for index, name in enumerate(names):
+    np.testing.assert_array_equal(results[f"y{index}"], expected[name], err_msg=name)
