@@ -219,7 +219,8 @@ def save_loop(convert, folder, name):
   np.savez(f"{folder}/{name}.npz", x=x, y0=y * 2 + np.sin(y) if x.sum() > 0 else y)
 
 
-def keras(folder, chosen):
+def keras(folder, chosen, **options):
+  """With options of `jax2tf.convert`, which Keras else tells to serialize natively."""
   import keras  # noqa: PLC0415
 
   layers = keras.layers
@@ -242,7 +243,7 @@ def keras(folder, chosen):
     name = f"keras-{jax.__version__}-{model}"
     shape = (3, *of.shape[1:])
     x = RNG.randint(0, 30, shape).astype(np.int32) if model == "text" else normal(*shape)
-    network.export(f"{folder}/{name}", verbose=False)
+    network.export(f"{folder}/{name}", verbose=False, jax2tf_kwargs=options)
     # a call changes the state of its seeds, which the SavedModel has from before
     np.savez(f"{folder}/{name}.npz", x=x, y0=np.asarray(network(x)))
 

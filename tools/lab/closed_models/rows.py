@@ -126,7 +126,7 @@ def _direct(name: str, folder: Path) -> Path:
   way, _, model = name.split("-", 2)
   if way == "keras":
     with jax2tf.install():
-      write_closed.keras(str(folder), [model])
+      write_closed.keras(str(folder), [model], native_serialization=False)
     return next(path for path in folder.iterdir() if path.is_dir())
 
   def convert(function: Any, native_serialization: bool = False, **options: Any) -> Any:
