@@ -6,6 +6,7 @@ build/closed-models/, one file for each JAX version.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def _lost(error: workers.LostError, name: str) -> Row:
 @click.option("--fresh", is_flag=True, help="Discard earlier results of the chosen models.")
 def main(models: list[str], fresh: bool) -> None:
   """Runs the missing models and writes the report."""
+  os.environ["KERAS_BACKEND"] = "jax"  # of the processes, which write Keras' models directly
   names = models or _names()
   tasks = [(name,) for name in names]
   options: dict[str, Any] = {"renewed_after": 1, "seconds": _PATIENCE, "fresh": fresh}
