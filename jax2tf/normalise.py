@@ -76,9 +76,9 @@ class Flat:
 
   def results(self, eqn: Eqn) -> list[Any]:
     """The results of an equation, which is added unless an equal one is there, or its result is a
-    number."""
-    if (number := _converted(eqn)) is not None:
-      return [number]
+    number or its operand."""
+    if (known := _converted(eqn)) is not None or (known := _unchanged(eqn)) is not None:
+      return [known]
     key = key_of(eqn, [_key_of_atom(v) for v in eqn.invars])
     if key in self._known:
       return self._known[key]
@@ -113,6 +113,20 @@ def _converted(eqn: Eqn) -> Literal | None:
     is_exact = bool(new.astype(number.dtype) == number)
   rounds_as_xla = jnp.issubdtype(aval.dtype, np.floating) and abs(new) >= jnp.finfo(aval.dtype).tiny
   return Literal(new[()], aval) if is_exact or rounds_as_xla or number.dtype == aval.dtype else None
+
+
+def _unchanged(eqn: Eqn) -> Any:
+  """The operand of a product with 1, or of a quotient by 1, which has its bits; else None. A mean
+  over no axis divides by 1."""
+  if eqn.primitive not in (P.mul_p, P.div_p):
+    return None
+  left, right = eqn.invars
+  if isinstance(left, Literal) and eqn.primitive is P.mul_p:
+    left, right = right, left
+  if isinstance(left, Literal) or not isinstance(right, Literal) or not _is_real(left.aval.dtype):
+    return None
+  is_whole = left.aval.shape == eqn.outvars[0].aval.shape
+  return left if is_whole and np.shape(right.val) == () and right.val == 1 else None
 
 
 def _is_real(dtype: Any) -> bool:

@@ -378,22 +378,42 @@ def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor]:
   return loop(steps, eliminate, a, tf.broadcast_to(rows, [batch, m]))
 
 
+_MOST_EXCHANGES = 8  # without a loop; an iteration costs more than the ops of an exchange
+
+
 @lowers(lax.linalg.lu_pivots_to_permutation_p)
 def _lu_pivots_to_permutation(
   ctx: RuleContext, pivots: tf.Tensor, *, permutation_size: Any
 ) -> tf.Tensor:
-  """pivots i32[k] -> i32[permutation_size], what these exchanges of rows make of 0, 1 ..."""
-  rows = tf.range(ctx.dim(permutation_size))
+  """pivots i32[k] -> i32[permutation_size], what these exchanges of rows make of 0, 1 ...
+
+  As JAX's indices do, a negative pivot counts from the end; from outside, the nearest row is read,
+  and no row is written.
+  """
+  count, size = ctx.dim(ctx.avals_in[0].shape[-1]), ctx.dim(permutation_size)
+  rows = tf.range(size)
   start = tf.broadcast_to(rows, ctx.shape(ctx.aval_out.shape))
   if 0 in ctx.avals_in[0].shape:
     return start
+  written = tf.where(pivots < 0, pivots + size, pivots)
+  read = tf.maximum(tf.minimum(written, size - 1), 0)
 
   # No StridedSlice of a number that no loop carries, nor a gather with batch dimensions: tf2onnx
   # 1.17 and TensorFlow 2.21's converter to LiteRT translate neither inside a loop.
-  def exchange(k: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor]:
-    is_here, is_there = tf.equal(rows, k), tf.equal(rows, tf.gather(pivots, [k], axis=-1))
+  def entry(permutation: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    if permutation.shape.rank == 1:
+      return tf.gather(permutation, index)
+    return tf.reduce_sum(tf.where(tf.equal(rows, index), permutation, 0), -1, keepdims=True)
+
+  def exchange(k: int | tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor]:
+    is_here, is_there = tf.equal(rows, k), tf.equal(rows, tf.gather(written, [k], axis=-1))
     here = tf.gather(permutation, [k], axis=-1)
-    there = tf.reduce_sum(tf.where(is_there, permutation, 0), -1, keepdims=True)
+    there = entry(permutation, tf.gather(read, [k], axis=-1))
     return (tf.where(is_here, there, tf.where(is_there, here, permutation)),)
 
-  return loop(ctx.dim(ctx.avals_in[0].shape[-1]), exchange, start)[0]
+  if not isinstance(count, int) or count > _MOST_EXCHANGES:
+    return loop(count, exchange, start)[0]
+  permutation = start
+  for k in range(count):
+    [permutation] = exchange(k, permutation)
+  return permutation

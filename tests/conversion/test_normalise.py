@@ -171,3 +171,18 @@ def test_conversions_of_numbers(value: Any, dtype: Any, is_folded: bool) -> None
   if is_folded:
     want = lax.convert_element_type(number, dtype)
     np.testing.assert_array_equal(np.asarray(found.outvars[0].val, dtype), want, strict=True)
+
+
+@pytest.mark.parametrize("x", [X, np.array([-0.0, np.nan, np.inf, 1e-45], np.float32)])
+def test_what_changes_nothing_is_left_out(x):
+  def fun(x):
+    return jnp.mean(x * 1.0, ()) / 1, 1 * x
+
+  assert not {"Mul", "RealDiv"} & op_counts(lambda x: fun(x)[0]).keys()
+  for got, wanted in zip(jax2tf.convert(fun)(x), jax.jit(fun)(x), strict=True):
+    np.testing.assert_array_equal(got.numpy().view(np.int32), np.asarray(wanted).view(np.int32))
+
+
+def test_a_product_with_1_may_be_of_another_shape():
+  x = np.float32(3)
+  assert jax2tf.convert(lambda x: x * jnp.ones((2, 1)))(x).shape == (2, 1)

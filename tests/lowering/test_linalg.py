@@ -284,6 +284,19 @@ CASES = [
     [np.array([[1, 1, 2, 5], [3, 3, 3, 3]], np.int32)],
     poly="b, k",
   ),
+  *[
+    Case(
+      f"pivots from outside, {pivots.shape}",
+      lambda p: linalg.lu_pivots_to_permutation(p, 12),
+      [pivots],
+      skip=ONCE,
+    )
+    for pivots in (
+      np.array([19, -1, 2], np.int32),
+      np.array([[-17, 0, 3], [2, -2, 12]], np.int32),
+      np.array([-1, 9, -19, 0, 1, 12, 3, -4, 2**31 - 1, -(2**31)], np.int32)[None],
+    )
+  ],
   Case(
     "pivots of nothing",
     lambda p: linalg.lu_pivots_to_permutation(p, 3),
