@@ -120,13 +120,14 @@ def _scatter(node: Operation) -> list[Value]:
 @rule("XlaDynamicSlice")
 def _dynamic_slice(node: Operation) -> list[Value]:
   dtype, integers = node.dtype("T"), node.dtype("Tindices")
-  value, start, lengths = node.data(0, dtype), node.scalar(1, integers), node.sizes(2)
+  value, lengths = node.data(0, dtype), node.sizes(2)
   known, rank = node.lengths(2), len(node.words(value))
-  node.at_most(known, node.words(value))
+  node.at_most(known, node.words(value), is_checked=True)
   if all(isinstance(each, int) for each in known):
     attributes = {"slice_sizes": known}
-    operands = [value, *_entries(node, start, rank, integers)]
+    operands = [value, *_entries(node, node.scalar(1, integers), rank, integers)]
     return [node.op("dynamic_slice", operands, dtype, node.result(), attributes)]
+  start = node.data(1, integers)  # data, because a real_dynamic_slice of numbers does not move them
   lengths = node.op("convert", [lengths], integers, (rank,))
   limit = node.op("add", [start, lengths], integers, (rank,))
   ones = node.literal(np.ones(rank, integers))

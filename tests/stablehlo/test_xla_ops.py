@@ -152,3 +152,28 @@ def test_sizes_may_be_zero(tmp_path: Any) -> None:
   expected = tf.function(of_no_rows, jit_compile=True, autograph=False)(*inputs.values())
   for index, name in enumerate(names):
     np.testing.assert_array_equal(results[f"y{index}"], expected[name], err_msg=name)
+
+
+def slices(x: Any, update: Any, lengths: Any) -> dict[str, Any]:
+  return {
+    "slice": gen_xla_ops.xla_dynamic_slice(x, [1, 2], lengths),
+    "update": gen_xla_ops.xla_dynamic_update_slice(x, update, [1, 2]),
+  }
+
+
+def test_slices_are_not_larger_than_arrays(tmp_path: Any) -> None:
+  """Slice says so itself; ops that write might not."""
+  specs = [tf.TensorSpec([None, None], tf.float32, name) for name in ("x", "update")]
+  _, opened = _opened(slices, [*specs, tf.TensorSpec([2], tf.int32, "lengths")], tmp_path)
+  x, update = tf.reshape(tf.range(12.0), (3, 4)), -tf.ones((2, 3))
+  results = opened(x=x, update=update, lengths=tf.constant([2, 3]))
+  np.testing.assert_array_equal(results["y0"], x[1:, 1:])
+  np.testing.assert_array_equal(results["y1"], [[0, 1, 2, 3], [4, -1, -1, -1], [8, -1, -1, -1]])
+  for arguments in (
+    {"update": update, "lengths": tf.constant([2, 5])},
+    {"update": update, "lengths": tf.constant([4, 3])},
+    {"update": -tf.ones((4, 1)), "lengths": tf.constant([2, 3])},
+    {"update": -tf.ones((1, 5)), "lengths": tf.constant([2, 3])},
+  ):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+      opened(x=x, **arguments)

@@ -73,7 +73,10 @@ def run(name: str) -> Row:
     verdict = _verdict(functools.partial(opened.save, source), model)
     if not model.exists():
       return Row(name, verdict)
-    saves = {to: functools.partial(each.save_model, model) for to, each in _EXPORTERS.items()}
+    saves = {
+      to: functools.partial(each.save_model, model, signatures=["serving_default"])
+      for to, each in _EXPORTERS.items()
+    }
     row = _row(name, verdict, saves, Path(folder), seconds)
     direct = _direct(name, Path(folder, "direct"))
     nodes, speed = _against_direct(model, direct, source)
