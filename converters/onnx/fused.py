@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ..export import replay
 from ..export.replay import Replacement
-from . import activations, composites, cumulative, handlers, opsets, triangles
+from . import activations, composites, cumulative, handlers, opsets, sums, triangles
 from .replacements import TABLE as EXACT
 from .replacements import same
 
@@ -93,7 +93,7 @@ def _sum(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _quotient(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  for result in (activations.softmax(op, x), activations.softsign(x, y)):
+  for result in (activations.softmax(op, x), activations.softsign(x, y), sums.mean_of_groups(x, y)):
     if result is not None:
       return [result]
   return _exact(op, x, y)

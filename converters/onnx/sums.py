@@ -1,5 +1,6 @@
 """Sums of few short rows, and of flags. Of short rows, ONNX Runtime 1.32 makes a product of
-matrices of each group, which takes 5 times as long as sums of parts. Integers it adds in float64.
+matrices of each group, which takes 5 times as long as sums of parts, or as a pool of averages.
+Integers it adds in float64.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ..export import replay
 
 _ROWS, _LENGTH = 8, 16  # at most
+_WIDTH = 32  # of images; sums of wider rows are fast
 _FEW = 4096  # elements for which one node is faster than several
 _COUNTED = 2**24  # float32 has all integers up to it
 
@@ -28,6 +31,56 @@ def of_rows(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
     return replay.again(op, (x, axes))
   total = functools.reduce(tf.add, tf.split(x, x.shape[axis], axis))
   return [total if op.get_attr("keep_dims") else tf.squeeze(total, axis)]
+
+
+def mean_of_groups(total: tf.Tensor, count: tf.Tensor) -> tf.Tensor | None:
+  """`total / count` as a pool of averages, if the total is that of groups of neighbours along the
+  height or the width of images f32[n,c,h,w], as in Equinox' adaptive pools; else None.
+
+  Args:
+    total: the sum in the new graph, of groups f32[n,c,h/k,k,w] or f32[n,c,h,w/k,k].
+    count: the divisor, k.
+  """
+  if total.op.type == "Transpose":
+    mean = mean_of_groups(total.op.inputs[0], count)
+    return None if mean is None else tf.transpose(mean, total.op.inputs[1])
+  operand, axis = _summed(total)
+  if operand is None or operand.op.type != "Reshape" or operand.dtype != tf.float32:
+    return None
+  images = operand.op.inputs[0]
+  shape, grouped = images.shape.as_list(), operand.shape.as_list()
+  size, place = grouped[axis], axis - 1
+  if len(shape) != 4 or place < 2 or None in shape[1:] or shape[3] > _WIDTH:
+    return None
+  split = [*shape[:place], shape[place] // size, size, *shape[place + 1 :]]
+  if grouped != split or shape[place] % size or not np.all(tf.get_static_value(count) == size):
+    return None
+  window = [size if place == dimension else 1 for dimension in range(4)]
+  return tf.nn.avg_pool2d(images, window, window, "VALID", data_format="NCHW")
+
+
+def _summed(total: tf.Tensor) -> tuple[tf.Tensor | None, int]:
+  """(operand, axis) of a sum along one axis, as `of_rows` writes it or TensorFlow; (None, 0) for
+  another value."""
+  op = total.op
+  if op.type == "Sum" and not op.get_attr("keep_dims"):
+    axes = tf.get_static_value(op.inputs[1])
+    is_one = axes is not None and axes.size == 1
+    return (op.inputs[0], int(axes.item()) % op.inputs[0].shape.rank) if is_one else (None, 0)
+  if op.type != "Squeeze":
+    return None, 0
+  parts: list[tf.Tensor] = []
+  part = op.inputs[0]
+  while part.op.type == "AddV2":
+    parts.append(part.op.inputs[1])
+    part = part.op.inputs[0]
+  parts.append(part)
+  split = part.op
+  if split.type != "Split" or [x.ref() for x in reversed(parts)] != [
+    x.ref() for x in split.outputs
+  ]:
+    return None, 0
+  return split.inputs[1], int(tf.get_static_value(split.inputs[0])) % split.inputs[1].shape.rank
 
 
 def of_flags(x: tf.Tensor, reduce: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor | None:

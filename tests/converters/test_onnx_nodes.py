@@ -67,6 +67,30 @@ def saved(tmp_path: Path, fun: Callable[..., Any], inputs: Mapping[str, str]) ->
       id="sum-of-short-rows",
     ),
     pytest.param(
+      lambda x: x.reshape(x.shape[0], 3, 4, 7, 6).mean(3),
+      {"x": "f32[b,3,28,6]"},
+      "AveragePool",
+      id="mean-of-rows",
+    ),
+    pytest.param(
+      lambda x: x.reshape(x.shape[0], 3, 4, 2, 3).mean(4),
+      {"x": "f32[b,3,4,6]"},
+      "AveragePool",
+      id="mean-of-columns",
+    ),
+    pytest.param(
+      lambda x: x.reshape(x.shape[0], 3, 4, 2, 6).sum(3) / 3,
+      {"x": "f32[b,3,8,6]"},
+      "Reshape Split Add Squeeze Div",
+      id="no-mean",
+    ),
+    pytest.param(
+      lambda x: x.reshape(x.shape[0], 3, 2, 4, 6).mean(2),
+      {"x": "f32[b,3,8,6]"},
+      "Reshape ReduceSum Div",
+      id="mean-of-distant-rows",
+    ),
+    pytest.param(
       lambda x: x.reshape(8, 9, 4).sum(1), {"x": "f32[288]"}, "Reshape ReduceSum", id="sum-of-rows"
     ),
     pytest.param(
@@ -117,6 +141,14 @@ def test_a_row_of_few_channels_is_repeated(tmp_path: Path) -> None:
   path = saved(tmp_path, lambda x: x - row, {"x": "f32[b,16,8]"})
   (constant,) = onnx_library.load_model(str(path)).graph.initializer
   np.testing.assert_array_equal(to_array(constant), np.broadcast_to(row, (16, 8)))
+
+
+def test_a_mean_of_neighbours_is_that_of_hostile_values(tmp_path: Path) -> None:
+  values = np.array([0.0, -0.0, 1, -2, 3e38, 2e38, 1e-45, np.nan, np.inf, -np.inf], np.float32)
+  x = np.random.default_rng(0).choice(values, (5, 2, 14, 4))
+  mean = jax.jit(lambda x: x.reshape(x.shape[0], 2, 2, 7, 4).mean(3))
+  path = saved(tmp_path, mean, {"x": "f32[b,2,14,4]"})
+  np.testing.assert_allclose(onnx.run(path, {"x": x})["out"], mean(x), 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

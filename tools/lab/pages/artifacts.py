@@ -31,15 +31,19 @@ exported with their weights. A name says how, and by which JAX, a model was writ
 
 *nodes* and *time* compare the opened model with a SavedModel of the same function, converted
 directly: its number of ops, and the median time of a call of a batch of 64, measured in turns in
-one process. *open* is the time in seconds to open the model, without the comparison. Empty cells
-and missing modules were not measured since the columns were added. The machine had other work."""
+one process. *open* is the time in seconds to open the model, without the comparison. The
+machine had other work.
+
+Opening leaves ordinary nodes as they are: `graph-0.4.38-draws` has the random bits of old JAX, and
+`graph-0.4.38-rnn` a loop of five steps, which the direct conversion unrolls."""
 
 _MUTANTS = """## Changed artifacts
 
 `python -m jax2tf.tools.lab.artifact_fuzz` changes the stored files of `jax.export` and modules at
 random, from a seed: their bytes, or the text of their modules. It loads them as `untrusted=True`
 does, and runs them and the same module in jaxlib. A mutant is *refused* with a clear error, or the
-values are *equal*. *parser ends*: MLIR's parser ends the child process, which `load` reports.
+values are *equal*. *parser ends*: MLIR's parser ends the child process, or needs more than 10
+seconds, which `load` reports.
 *jaxlib refuses* or *ends*: there are no values to compare. *large*: it has more than 2 million
 elements, and is not run. *other arguments*: the stored arguments do not fit its symbolic sizes.
 *open order*: the comparator of a sort is changed, and the values are others than jaxlib's, because
