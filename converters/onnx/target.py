@@ -20,6 +20,7 @@ from ..export.ends import in_parts, of_parts
 from ..export.narrow import packed
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
+from ..export.weights import nbytes
 from ..verify import plan
 from ..verify.report import Report
 from . import (
@@ -370,11 +371,18 @@ def data_locations(proto: Any) -> set[str]:
   }
 
 
+_PACKED_BELOW = 2**30  # bytes
+
+
 def opened(model: Translated, file: Path, signature: Signature) -> Any:
   """Opens the file in ONNX Runtime, after ONNX's checker."""
   try:
     extra("onnx.checker").check_model(str(file), full_check=True)
-    return runtime.session(str(file))
+    options = runtime.quiet_options()
+    if sum(map(nbytes, model.weights.values())) > _PACKED_BELOW:
+      # Else ONNX Runtime holds a copy of each matrix beside the file, for faster products.
+      options.add_session_config_entry("session.disable_prepacking", "1")
+    return runtime.session(str(file), options)
   except Exception as error:
     if lacking := lacking_kernels(model):
       raise signature.refuse(TARGET, RUNTIME, lacking) from error

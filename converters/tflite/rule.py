@@ -30,7 +30,8 @@ _SIGN = -(2**31)
 def widened(
   inner: Replacement | None = None, *, ordered: bool = False, also: Sequence[tf.DType] = ()
 ) -> Replacement:
-  """A replacement that computes narrow dtypes in wide ones, by `inner` or by the op itself.
+  """A replacement that computes narrow dtypes in wide ones, by `inner` or by the op itself. Ops of
+  float64 stay, which the converter then refuses.
 
   Args:
     ordered: whether the op compares numbers. The bits of a uint32 are then mapped to int32s in the
@@ -49,6 +50,8 @@ def widened(
     return tf.cast(flipped(x) if ordered and dtype == tf.uint32 else x, dtype)
 
   def replacement(op: tf.Operation, *operands: Any) -> Sequence[Any]:
+    if any(x.dtype == tf.float64 for x in op.inputs):
+      return again(op, operands)
     if not any(x.dtype in wider for x in (*op.inputs, *op.outputs)):
       return inner(op, *operands) if inner else again(op, operands)
     wide_operands = [wide(x) for x in operands]
