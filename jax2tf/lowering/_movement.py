@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from jax2tf.context import RuleContext
@@ -92,7 +93,8 @@ def filled(ctx: RuleContext, x: tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:
   sizes = ctx.shape(shape)
   if x.dtype in _NO_FILL and isinstance(sizes, list) and math.prod(sizes) <= _SMALL_CONSTANT:
     if (value := tf.get_static_value(x)) is not None:
-      return tf.constant(value, x.dtype, sizes)
+      # TensorFlow cannot read a constant of no elements that it makes of a value and a shape.
+      return tf.constant(value if math.prod(sizes) else np.full(sizes, value), x.dtype, sizes)
     if math.prod(sizes) == 1:
       return ctx.reshape(x, sizes)
   return carried(ctx, lambda x: tf.fill(sizes, x), x)

@@ -157,6 +157,7 @@ def test_missing_ops_are_named_with_their_lines(tmp_path: Path) -> None:
       np.ones(3, np.int64),
       r"no kernel for PopulationCount of tensor<3xui64>",
     ),
+    (jnp.abs, np.ones(3, np.complex128), r"no kernel for Sqrt of tensor<3xf64>"),
   ],
 )
 def test_refused(fun: Callable[..., Any], x: np.ndarray, message: str, tmp_path: Path) -> None:

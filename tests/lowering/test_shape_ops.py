@@ -5,8 +5,10 @@ from functools import partial
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import tensorflow as tf
 from jax import lax
 
+import jax2tf
 from tests.support.case import DTYPES, HOSTILE_F32, NARROW, Case, run
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
@@ -233,3 +235,15 @@ CASES = [
 ]
 
 test_case, saved = run(CASES)
+
+
+def test_constants_of_no_elements_can_be_read() -> None:
+  """TensorFlow's own reader raises ValueError for some, which exporters would meet."""
+  converted = jax2tf.convert(lambda x: jnp.lcm(x, x + 1))
+  function = tf.function(converted, autograph=False)
+  graph = function.get_concrete_function(tf.TensorSpec([0], tf.uint32)).graph.as_graph_def()
+  nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+  constants = [node for node in nodes if node.op == "Const"]
+  assert constants
+  for node in constants:
+    tf.make_ndarray(node.attr["value"].tensor)
