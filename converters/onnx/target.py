@@ -20,7 +20,6 @@ from ..export.ends import in_parts, of_parts
 from ..export.narrow import packed
 from ..export.pipeline import Target, Written
 from ..export.source import ExportError, Signature, Source
-from ..export.weights import nbytes
 from ..verify import plan
 from ..verify.report import Report
 from . import (
@@ -379,7 +378,7 @@ def opened(model: Translated, file: Path, signature: Signature) -> Any:
   try:
     extra("onnx.checker").check_model(str(file), full_check=True)
     options = runtime.quiet_options()
-    if sum(map(nbytes, model.weights.values())) > _PACKED_BELOW:
+    if sum(data.stat().st_size for data in data_files(file)) > _PACKED_BELOW:
       # Else ONNX Runtime holds a copy of each matrix beside the file, for faster products.
       options.add_session_config_entry("session.disable_prepacking", "1")
     return runtime.session(str(file), options)
