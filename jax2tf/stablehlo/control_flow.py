@@ -70,8 +70,7 @@ def _while(evaluation: Evaluation, op: Op, *operands: Any) -> list[Any]:
   ]
   counted = loops.counted(evaluation, op, operands, moving)
   if counted is not None:
-    unrolled = loops.unrolled(evaluation, op, operands, counted)
-    return unrolled or loops.as_scan(evaluation, op, operands, moving, counted)
+    return loops.unrolled(counted) or loops.as_scan(counted)
 
   def whole(carried: Any) -> list[Any]:
     values = list(operands)

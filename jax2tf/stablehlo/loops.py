@@ -28,10 +28,18 @@ class Counted:
   """A loop whose counter goes from `start` by ones to `stop`.
 
   Attributes:
-    counter: the position of the counter among what the loop carries.
+    evaluation: has the values around the loop.
+    op: the `while`.
+    operands: what the loop carries at its beginning.
+    moving: the positions of those that steps change.
+    counter: the position of the counter.
     start: a number; `stop` may be symbolic, then start is 0.
   """
 
+  evaluation: Evaluation
+  op: Op
+  operands: Sequence[Any]
+  moving: Sequence[int]
   counter: int
   start: int
   stop: Any
@@ -64,7 +72,7 @@ def counted(
     return None
   if is_symbolic_dim(stop) and start[0] != 0:
     return None
-  return Counted(counter, start[0], stop)
+  return Counted(evaluation, op, operands, moving, counter, start[0], stop)
 
 
 class _Invariants:
@@ -98,30 +106,28 @@ def _only(entries: tuple[Any, ...] | None) -> Any:
 _MOST_UNROLLED = 500  # ops; a hash of JAX has 5 steps of up to 80
 
 
-def unrolled(
-  evaluation: Evaluation, op: Op, operands: Sequence[Any], loop: Counted
-) -> list[Any] | None:
+def unrolled(loop: Counted) -> list[Any] | None:
   """The results of a short loop that exchanges constants in each step, as a hash of JAX does with
   the numbers of bits by which it shifts; None for another loop. Unrolled, they stay constants."""
 
-  def small_callee(call: Op) -> Block | None:
-    return evaluation.block_of(call.attributes["callee"]) if call.name == "call" else None
+  def callee_of(call: Op) -> Block | None:
+    return loop.evaluation.block_of(call.attributes["callee"]) if call.name == "call" else None
 
   if is_symbolic_dim(loop.stop):
     return None
-  body = inlining.inlined(op.blocks[1], small_callee)
+  body = inlining.inlined(loop.op.blocks[1], callee_of)
   constants = {
     argument
-    for argument, operand in zip(body.arguments, operands, strict=True)
+    for argument, operand in zip(body.arguments, loop.operands, strict=True)
     if isinstance(operand, np.ndarray) and is_small(operand) and operand.ndim > 0
   }
   pairs = zip(body.arguments, body.results, strict=True)
   exchanges = any({before, after} <= constants and before is not after for before, after in pairs)
   if not exchanges or (loop.stop - loop.start) * len(body.ops) > _MOST_UNROLLED:
     return None
-  values = list(operands)
+  values = list(loop.operands)
   for _ in range(loop.start, loop.stop):
-    values = evaluation.run(body, values)
+    values = loop.evaluation.run(body, values)
   return values
 
 
@@ -129,31 +135,23 @@ class _OtherSizeError(Exception):
   """A written array is smaller than a row; the argument is its position."""
 
 
-def as_scan(
-  evaluation: Evaluation, op: Op, operands: Sequence[Any], moving: list[int], loop: Counted
-) -> list[Any]:
+def as_scan(loop: Counted) -> list[Any]:
   """The results of a counted loop, by `lax.scan`."""
-  stackable = [index for index in moving if index != loop.counter]
+  stackable = [index for index in loop.moving if index != loop.counter]
   while True:
     try:
-      return _as_scan(evaluation, op, operands, moving, loop, stackable)
+      return _as_scan(loop, stackable)
     except _OtherSizeError as error:
       stackable.remove(error.args[0])
 
 
-def _as_scan(
-  evaluation: Evaluation,
-  op: Op,
-  operands: Sequence[Any],
-  moving: list[int],
-  loop: Counted,
-  stackable: Sequence[int],
-) -> list[Any]:
+def _as_scan(loop: Counted, stackable: Sequence[int]) -> list[Any]:
   """As `as_scan`; the carried arrays at `stackable` may be stacked rows."""
-  body = _with_rows(evaluation, op, operands, moving, loop, stackable)
+  operands = loop.operands
+  body = _with_rows(loop, stackable)
   stacked = [each.position for each in body.written]
-  others = [index for index in moving if index != loop.counter and index not in stacked]
-  step_of = evaluation.bound(body.block)
+  others = [index for index in loop.moving if index != loop.counter and index not in stacked]
+  step_of = loop.evaluation.bound(body.block)
 
   def step(values: Any, slices: Any) -> Any:
     count, *rows_read = slices
@@ -174,9 +172,9 @@ def _as_scan(
 
   initial = [carried(operands[index]) for index in others]
   arrays = [_reversed(array(each.array), each.is_reversed) for each in body.read]
-  last, stacks = lax.scan(step, initial, (_counts(op, loop), *arrays))
+  last, stacks = lax.scan(step, initial, (_counts(loop), *arrays))
   results = list(operands)
-  results[loop.counter] = settled(scalar(_end(loop)), op.results[loop.counter].dtype)
+  results[loop.counter] = settled(scalar(_end(loop)), loop.op.results[loop.counter].dtype)
   for index, value in zip(others, last, strict=True):
     results[index] = value
   for each, stack in zip(body.written, stacks, strict=True):
@@ -188,25 +186,18 @@ def _reversed(value: Any, is_reversed: bool) -> Any:
   return jnp.flip(value, 0) if is_reversed else value
 
 
-def _with_rows(
-  evaluation: Evaluation,
-  op: Op,
-  operands: Sequence[Any],
-  moving: list[int],
-  loop: Counted,
-  stackable: Sequence[int],
-) -> rows.Body:
-  body = op.blocks[1]
+def _with_rows(loop: Counted, stackable: Sequence[int]) -> rows.Body:
+  body, operands = loop.op.blocks[1], loop.operands
   if loop.start != 0:
     return rows.Body(body, (), ())
-  same = [index for index in range(len(operands)) if index not in moving]
+  same = [index for index in range(len(operands)) if index not in loop.moving]
   known = {
     body.arguments[index]: indices.entries_of(operands[index])
     for index in same
     if is_small(operands[index])
   }
   known[body.arguments[loop.counter]] = indices.counter(loop.stop - 1)
-  return rows.of_loop(evaluation, body, operands, known, loop.stop, moving, stackable)
+  return rows.of_loop(loop.evaluation, body, operands, known, loop.stop, loop.moving, stackable)
 
 
 def carried(value: Any) -> Any:
@@ -227,8 +218,8 @@ def _is_positive(size: Any) -> bool:
     return False
 
 
-def _counts(op: Op, loop: Counted) -> Any:
-  dtype = op.results[loop.counter].dtype
+def _counts(loop: Counted) -> Any:
+  dtype = loop.op.results[loop.counter].dtype
   if is_symbolic_dim(loop.stop):
     return lax.broadcasted_iota(dtype, (_end(loop),), 0)
   return np.arange(loop.start, max(loop.start, loop.stop)).astype(dtype)
