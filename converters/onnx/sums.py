@@ -48,9 +48,11 @@ def mean_of_groups(total: tf.Tensor, count: tf.Tensor) -> tf.Tensor | None:
   if operand is None or operand.op.type != "Reshape" or operand.dtype != tf.float32:
     return None
   images = operand.op.inputs[0]
+  if images.shape.rank != 4:
+    return None
   shape, grouped = images.shape.as_list(), operand.shape.as_list()
   size, place = grouped[axis], axis - 1
-  if len(shape) != 4 or place < 2 or None in shape[1:] or shape[3] > _WIDTH:
+  if place < 2 or None in shape[1:] or shape[3] > _WIDTH:
     return None
   split = [*shape[:place], shape[place] // size, size, *shape[place + 1 :]]
   if grouped != split or shape[place] % size or not np.all(tf.get_static_value(count) == size):
@@ -63,7 +65,7 @@ def _summed(total: tf.Tensor) -> tuple[tf.Tensor | None, int]:
   """(operand, axis) of a sum along one axis, as `of_rows` writes it or TensorFlow; (None, 0) for
   another value."""
   op = total.op
-  if op.type == "Sum" and not op.get_attr("keep_dims"):
+  if op.type == "Sum" and op.inputs[0].shape.rank and not op.get_attr("keep_dims"):
     axes = tf.get_static_value(op.inputs[1])
     is_one = axes is not None and axes.size == 1
     return (op.inputs[0], int(axes.item()) % op.inputs[0].shape.rank) if is_one else (None, 0)
@@ -76,11 +78,12 @@ def _summed(total: tf.Tensor) -> tuple[tf.Tensor | None, int]:
     part = part.op.inputs[0]
   parts.append(part)
   split = part.op
-  if split.type != "Split" or [x.ref() for x in reversed(parts)] != [
-    x.ref() for x in split.outputs
-  ]:
+  if split.type != "Split" or not part.shape.rank:
     return None, 0
-  return split.inputs[1], int(tf.get_static_value(split.inputs[0])) % split.inputs[1].shape.rank
+  axis = int(tf.get_static_value(split.inputs[0])) % part.shape.rank
+  are_all = [x.ref() for x in reversed(parts)] == [x.ref() for x in split.outputs]
+  is_squeezed = part.shape[axis] == 1 and list(op.get_attr("squeeze_dims")) == [axis]
+  return (split.inputs[1], axis) if are_all and is_squeezed else (None, 0)
 
 
 def of_flags(x: tf.Tensor, reduce: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor | None:
