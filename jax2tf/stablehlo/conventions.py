@@ -71,15 +71,7 @@ def _is_of(aval: Aval, value: Value) -> bool:
   """Whether a value of the module may be the array; JAX has dtypes that a module lacks."""
   if aval.dtype == jax.dtypes.float0 or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
     return True
-  assert value.type is not None  # a token
-  return (
-    value.type.dtype == aval.dtype
-    and len(value.shape) == len(aval.shape)
-    and all(
-      known is None or is_symbolic_dim(size) or known == size
-      for known, size in zip(value.shape, aval.shape, strict=True)
-    )
-  )
+  return value.may_be(aval.shape, aval.dtype)
 
 
 def _in_scope(avals: Sequence[Aval], scope: Any) -> tuple[Aval, ...]:

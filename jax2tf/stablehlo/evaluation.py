@@ -136,11 +136,7 @@ def _check(op: Op, value: Value, result: Any) -> None:
   if value.type is None or value.type.dtype is None:
     return
   shape = np.shape(result) if not hasattr(result, "shape") else result.shape
-  fits = len(shape) == len(value.shape) and all(
-    wanted is None or not isinstance(got, int) or wanted == got
-    for wanted, got in zip(value.shape, shape, strict=True)
-  )
-  if not fits or result.dtype != value.dtype:
+  if not value.may_be(shape, result.dtype):
     raise errors.InternalError(
       f"{op.dialect}.{op.name} at {op.where or 'an unknown place'} gave "
       f"{result.dtype}{list(shape)} where the module has {value.text}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,18 @@ class Value:
   def dtype(self) -> np.dtype[Any]:
     assert self.type is not None and self.type.dtype is not None, self.text
     return self.type.dtype
+
+  def may_be(self, shape: Sequence[Any], dtype: Any) -> bool:
+    """Whether a tensor may be an array of this dtype and shape, of which sizes may be symbolic."""
+    assert self.type is not None, self.text
+    return (
+      self.type.dtype == dtype
+      and len(self.shape) == len(shape)
+      and all(
+        wanted is None or not isinstance(got, int) or wanted == got
+        for wanted, got in zip(self.shape, shape, strict=True)
+      )
+    )
 
 
 @dataclass(eq=False)

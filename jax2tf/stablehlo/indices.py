@@ -77,7 +77,7 @@ class Known:
       around = self._evaluation.value(value)
       if around is None or not sizes.is_small(around):
         return None
-      self._entries[value] = entries_of(around)
+      self._entries[value] = sizes.entries_of(around)
     return self._entries[value]
 
   def add(self, op: Op) -> None:
@@ -85,7 +85,7 @@ class Known:
     if len(op.results) != 1 or not sizes.may_be_sizes(op.results[0]):
       return
     if op.name == "constant":
-      self._entries[op.results[0]] = entries_of(op.attributes["value"])
+      self._entries[op.results[0]] = sizes.entries_of(op.attributes["value"])
       return
     operands = [self.of(operand) for operand in op.operands]
     known = [operand for operand in operands if operand is not None]
@@ -101,11 +101,6 @@ def has_index(entries: Entries | None) -> bool:
   return entries is not None and any(isinstance(entry, Index) for entry in entries.flat)
 
 
-def entries_of(value: Any) -> Entries:
-  """The entries of a value that is known while tracing."""
-  return value.values if isinstance(value, sizes.Sizes) else np.asarray(value).astype(object)
-
-
 def _number(op: Op, operands: Sequence[Entries]) -> Entries | None:
   """The result of an op on sizes alone."""
   settled = (
@@ -113,7 +108,7 @@ def _number(op: Op, operands: Sequence[Entries]) -> Entries | None:
     for entries, operand in zip(operands, op.operands, strict=True)
   )
   result = sizes.folded(op, list(settled))
-  return None if result is None else entries_of(result)
+  return None if result is None else sizes.entries_of(result)
 
 
 def _result(op: Op, operands: Sequence[Entries]) -> Entries | None:

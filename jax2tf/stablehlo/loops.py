@@ -20,7 +20,7 @@ from jax.extend.core import InconclusiveDimensionOperation
 from jax2tf.stablehlo import indices, inlining, rows
 from jax2tf.stablehlo.graph import Block, Op, Value
 from jax2tf.stablehlo.rules import Evaluation
-from jax2tf.stablehlo.sizes import array, is_small, scalar, settled, sizes
+from jax2tf.stablehlo.sizes import array, entries_of, is_small, scalar, settled, sizes
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def counted(
   step = body.results[counter].owner
   if counter not in moving or step is None or step.name != "add":
     return None
-  known = _Invariants(evaluation, op, operands, moving)
+  known = _Invariants(evaluation, operands, moving)
   added = [each for each in step.operands if each is not body.arguments[counter]]
   if len(added) != 1 or known.of(added[0], body) != 1:
     return None
@@ -78,7 +78,7 @@ def counted(
 class _Invariants:
   """Numbers of the regions of a loop that are the same in each step."""
 
-  def __init__(self, evaluation: Evaluation, op: Op, operands: Sequence[Any], moving: list[int]):
+  def __init__(self, evaluation: Evaluation, operands: Sequence[Any], moving: list[int]):
     self._evaluation, self._operands = evaluation, operands
     self._moving = frozenset(moving)
 
@@ -113,14 +113,14 @@ def unrolled(loop: Counted) -> list[Any] | None:
   def callee_of(call: Op) -> Block | None:
     return loop.evaluation.block_of(call.attributes["callee"]) if call.name == "call" else None
 
-  if is_symbolic_dim(loop.stop):
-    return None
-  body = inlining.inlined(loop.op.blocks[1], callee_of)
   constants = {
     argument
-    for argument, operand in zip(body.arguments, loop.operands, strict=True)
+    for argument, operand in zip(loop.op.blocks[1].arguments, loop.operands, strict=True)
     if isinstance(operand, np.ndarray) and is_small(operand) and operand.ndim > 0
   }
+  if is_symbolic_dim(loop.stop) or len(constants) < 2:
+    return None
+  body = inlining.inlined(loop.op.blocks[1], callee_of)
   pairs = zip(body.arguments, body.results, strict=True)
   exchanges = any({before, after} <= constants and before is not after for before, after in pairs)
   if not exchanges or (loop.stop - loop.start) * len(body.ops) > _MOST_UNROLLED:
@@ -192,7 +192,7 @@ def _with_rows(loop: Counted, stackable: Sequence[int]) -> rows.Body:
     return rows.Body(body, (), ())
   same = [index for index in range(len(operands)) if index not in loop.moving]
   known = {
-    body.arguments[index]: indices.entries_of(operands[index])
+    body.arguments[index]: entries_of(operands[index])
     for index in same
     if is_small(operands[index])
   }

@@ -194,6 +194,11 @@ _OF_BOOLEANS: dict[str, Callable[..., Any]] = {
 }
 
 
+def entries_of(value: Any) -> np.ndarray[Any, Any]:
+  """The entries of a value that is known while tracing, as objects."""
+  return value.values if isinstance(value, Sizes) else np.asarray(value).astype(object)
+
+
 def folded(op: Op, operands: Sequence[Any]) -> np.ndarray[Any, Any] | Sizes | None:
   """The result of an op on few integers that are known; None for another op."""
   result = op.results[0] if len(op.results) == 1 else None
@@ -201,9 +206,7 @@ def folded(op: Op, operands: Sequence[Any]) -> np.ndarray[Any, Any] | Sizes | No
     return None
   if not all(map(is_small, operands)):
     return None
-  entries = [
-    each.values if isinstance(each, Sizes) else np.asarray(each).astype(object) for each in operands
-  ]
+  entries = [entries_of(operand) for operand in operands]
   shape: Any = result.shape
   try:
     rearranged = moved(op, entries, shape)
