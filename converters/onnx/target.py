@@ -378,7 +378,8 @@ def opened(model: Translated, file: Path, signature: Signature) -> Any:
   try:
     extra("onnx.checker").check_model(str(file), full_check=True)
     options = runtime.quiet_options()
-    if sum(data.stat().st_size for data in data_files(file)) > _PACKED_BELOW:
+    data = data_files(file) if model.weights else ()  # which only weights are in
+    if sum(each.stat().st_size for each in data) > _PACKED_BELOW:
       # Else ONNX Runtime holds a copy of each matrix beside the file, for faster products.
       options.add_session_config_entry("session.disable_prepacking", "1")
     return runtime.session(str(file), options)

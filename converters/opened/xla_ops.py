@@ -46,9 +46,9 @@ class Operation:
     self._sources: list[tuple[int, int | None]] = []  # of each argument: the input, the entry
     self._lengths: dict[int, list[Word]] = {}
     self._constraints: list[str] = []
-    self._needs_check = False
     self._regions: dict[str, Block] = {}
-    self.lacks_empty = False  # whether TensorFlow's ops for it are wrong for sizes of 0
+    # Whether TensorFlow's ops for it take sizes that XLA refuses, or are wrong for sizes of 0.
+    self.needs_check = False
     self._names = (f"d{number}" for number in range(10**6))
 
   def refuse(self, reason: str) -> Any:
@@ -160,7 +160,7 @@ class Operation:
     for one, two in zip(smaller, larger, strict=True):
       if one not in (0, 1, two) and not (isinstance(one, int) and isinstance(two, int)):
         self._constraints.append(f"{one} <= {two}")
-        self._needs_check |= not is_checked
+        self.needs_check |= not is_checked
 
   def lengths(self, index: int) -> list[Word]:
     """The entries of an input that `sizes` has read."""
@@ -257,7 +257,7 @@ class Operation:
 
   def _checks_sizes(self) -> bool:
     names = [word for words in self._shapes for word in words if isinstance(word, str)]
-    return self.lacks_empty or self._needs_check or len(set(names)) < len(names)
+    return self.needs_check or len(set(names)) < len(names)
 
   def _functions_of_module(self) -> dict[str, ModuleFunction]:
     blocks = {"main": self._block, **self._regions}

@@ -38,7 +38,7 @@ def _convolution(node: Operation) -> list[Value]:
   strides, left, right, [groups] = (node.numbers(index) for index in (2, 4, 5, 6))
   numbers = wire.convolution_dimensions(node.node.attr["dimension_numbers"].s)
   feature, of_kernel = numbers.input_feature_dimension, numbers.kernel_input_feature_dimension
-  node.lacks_empty = True  # of oneDNN's Conv2D after a Pad, the result has the size of the image
+  node.needs_check = True  # of oneDNN's Conv2D after a Pad, the result has the size of the image
   if groups == 1:
     node.same(value, feature, kernel, of_kernel)
   elif not isinstance(node.words(value)[feature], int):
