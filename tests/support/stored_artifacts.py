@@ -19,6 +19,7 @@ from tests.support.archives import npz
 
 _FOLDER = Path(__file__).parents[1] / "stablehlo" / "artifacts"
 VERSIONS = ("0.4.26", "0.4.38", "0.5.3", "0.7.2", "0.10.2", "0.12.0.1")
+_NEWER = {"0.12.0.1": (0, 12)}  # whose StableHLO takes the jaxlib of this JAX or a later one
 _NARROW = {np.dtype(t).name: np.dtype(t) for t in (ml_dtypes.bfloat16, ml_dtypes.int4)}
 
 
@@ -40,6 +41,11 @@ class Artifact:
   results: list[Any]
   gradients: list[Any]
   about: Mapping[str, Any]
+
+
+def is_readable(version: str) -> bool:
+  """Whether the installed jaxlib reads the StableHLO of a release of JAX."""
+  return jax.version.__version_info__ >= _NEWER.get(version, (0,))
 
 
 def cases(version: str) -> tuple[str, ...]:
