@@ -74,7 +74,7 @@ def quantizing(variables: Mapping[str, Any], noted: Ranges | None) -> dict[str, 
     return variables[name].dequantized(replay.outermost().get_tensor_by_name(f"{name}:0"))
 
   def of_activation(found: Range, result: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    return noted.noted(found, x) if noted is not None and found.is_of_tensor else result
+    return result if noted is None else noted.noted(found, result, x)
 
   return {ranges.MARK: ranges.marked(of_weight, of_activation)}
 

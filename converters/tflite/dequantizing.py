@@ -97,13 +97,40 @@ class Narrow(Weight):
     return None if whole is None else self.made(self.dtype, self.quantized, self.bits, whole)
 
   def scaled(self, scale: Weight) -> Self | None:
-    """Times float32 numbers; None if it is not float32, or has a scale."""
-    if self.scale is not None or {self.dtype, scale.dtype} != {np.dtype(np.float32)}:
+    """Times float32 numbers; None if it is not float32, or would not stay narrow: if it has a scale
+    already, and the numbers differ along other axes."""
+    if {self.dtype, scale.dtype} != {np.dtype(np.float32)}:
       return None
     whole = _broadcast(scale.read(), self.shape)
     if whole is None:
       return None
-    return self.made(self.dtype, self.quantized, self.bits, self.zero, whole)
+    if self.scale is None:
+      return self.made(self.dtype, self.quantized, self.bits, self.zero, whole)
+    known, factor = _compact(self.scale.read()), _compact(whole.read())
+    differs = [n > 1 and m == 1 for n, m in zip(factor.shape, known.shape, strict=True)]
+    if known.size > 1 and any(differs):
+      return None
+    both = _broadcast(known * factor, self.shape)
+    return self.made(self.dtype, self.quantized, self.bits, self.zero, both)
+
+  def with_positive_scale(self) -> Self | None:
+    """The same weight, whose integers have other signs where its scale is negative; None if that
+    takes a larger integer, or the scale is 0."""
+    if self.scale is None or (self.scale.read() > 0).all():
+      return self
+    scale, integers = self.scale.read(), self.quantized.read()
+    if self.zero is not None or integers.dtype != np.int8 or not scale.all():
+      return None
+    if (integers[scale < 0] == -(1 << (self.bits - 1))).any():
+      return None
+    signed = np.where(scale < 0, -integers, integers)
+    positive = _broadcast(np.abs(_compact(scale)), self.shape)
+    return self.made(self.dtype, Weight.of_array(signed), self.bits, None, positive)
+
+
+def _compact(values: np.ndarray) -> np.ndarray:
+  """A broadcast array with size 1 along the axes on which it has one value."""
+  return values[tuple(slice(None) if stride else slice(1) for stride in values.strides)]
 
 
 def _broadcast(values: np.ndarray, shape: tuple[int, ...]) -> Weight | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -121,31 +122,41 @@ class Fusing:
   ) -> bool:
     """Whether the op, a scale or a bias, has become a part of what makes its operand."""
     kind = self._parts.kind(op)
-    if kind not in ("MUL", "ADD"):
+    if kind not in ("MUL", "ADD", "NEG"):
       return False
-    for value, other in (tuple(map(int, op.inputs)), tuple(map(int, op.inputs[::-1]))):
+    operands = list(map(int, op.inputs))
+    pairs = [*permutations(operands)] if len(operands) == 2 else [(operands[0], None)]
+    for value, other in pairs:
       product = producers.get(value)
       if product is None or counts[value] != 1 or not self._takes(graph, product):
         continue
-      weights = graph.tensors[product.inputs[1]]
-      if kind == "MUL" and len(list(self._readers(int(weights.buffer)))) > 1:
-        continue  # the file would have the weights twice
-      axis = CHANNELS[self._parts.kind(product)]
-      vector = self._vector(graph.tensors[other], int(weights.shape[axis]))
-      stored = self._parts.weights[int(weights.buffer)]
-      if kind == "MUL" and isinstance(stored, Narrow) and stored.scale is not None:
-        continue  # it would not be narrow any more
-      if vector is None or not _same_shape(graph.tensors[value], graph.tensors[op.outputs[0]]):
+      if not _same_shape(graph.tensors[value], graph.tensors[op.outputs[0]]):
         continue
-      if kind == "MUL":
-        self._scale(graph, product, vector, axis)
-      else:
-        self._shift(graph, product, np.add, vector)
-      product.builtinOptions.fusedActivationFunction = op.builtinOptions.fusedActivationFunction
+      if not self._absorbs(graph, product, kind, other):
+        continue
+      activation = getattr(op.builtinOptions, "fusedActivationFunction", _NONE)
+      product.builtinOptions.fusedActivationFunction = activation
       product.outputs = op.outputs
       producers |= {int(n): product for n in op.outputs}
       return True
     return False
+
+  def _absorbs(self, graph: Any, product: Any, kind: str, other: int | None) -> bool:
+    """Whether the product now computes the op of this kind too, whose other operand has a number
+    for each channel."""
+    weights = graph.tensors[product.inputs[1]]
+    axis = CHANNELS[self._parts.kind(product)]
+    size = int(weights.shape[axis])
+    minus_one = np.full(size, -1, np.float32)
+    vector = minus_one if other is None else self._vector(graph.tensors[other], size)
+    if vector is None:
+      return False
+    if kind == "ADD":
+      self._shift(graph, product, np.add, vector)
+      return True
+    if len(list(self._readers(int(weights.buffer)))) > 1:
+      return False  # the file would have the weights twice
+    return self._scale(graph, product, vector, axis)
 
   def _takes(self, graph: Any, product: Any) -> bool:
     """Whether it is a product with a large weight, of float32 and without an activation."""
@@ -167,7 +178,8 @@ class Fusing:
       return None
     return np.broadcast_to(value.read().reshape(-1), size)
 
-  def _scale(self, graph: Any, product: Any, vector: np.ndarray, axis: int) -> None:
+  def _scale(self, graph: Any, product: Any, vector: np.ndarray, axis: int) -> bool:
+    """Multiplies the weights and the bias, if the weights stay narrow."""
     tensor = graph.tensors[product.inputs[1]]
     weight = self._parts.value(tensor)
     assert weight is not None
@@ -177,11 +189,13 @@ class Fusing:
     scaled: Weight | None = Weight(weight.shape, weight.dtype, _product(weight.read, factor))
     if isinstance(weight, Narrow):
       scaled = weight.scaled(Weight.of_array(factor))
-    assert scaled is not None
+    if scaled is None:
+      return False
     number = _added(graph, tensor, tensor.shape, self._parts.add(scaled))
     product.inputs = np.array([product.inputs[0], number, *product.inputs[2:]], np.int32)
     if len(product.inputs) > 2 and product.inputs[2] >= 0:
       self._shift(graph, product, np.multiply, vector)
+    return True
 
   def _shift(
     self, graph: Any, product: Any, function: Callable[..., np.ndarray], vector: np.ndarray

@@ -22,7 +22,8 @@ from .parts import CHANNELS, Parts, add_tensor, scaled_by
 
 # Ops whose results have the elements of the first operand, or averages of them.
 _MOVES = {"RESHAPE", "TRANSPOSE", "EXPAND_DIMS", "SQUEEZE", "SLICE", "STRIDED_SLICE", "UNPACK"}
-_MOVES |= {"GATHER", "TILE", "MAX_POOL_2D", "AVERAGE_POOL_2D"}
+_MOVES |= {"GATHER", "TILE", "BROADCAST_TO", "MAX_POOL_2D", "AVERAGE_POOL_2D"}
+_JOINS = "CONCATENATION"  # whose operands have the scale of its result
 # Ops with a scale of each operand and of the result.
 _COMPUTED = {"ADD", "SUB", "MUL", "BATCH_MATMUL", "MEAN", "RELU", "LEAKY_RELU", "GELU"}
 _COMPUTED |= {"HARD_SWISH"}
@@ -33,12 +34,29 @@ _QUANTIZE = 2  # the version of the op that takes int8
 
 @dataclass
 class Ranges:
-  """The ranges of a model, in the order of their numbers."""
+  """The ranges of a model.
+
+  Attributes:
+    known: of tensors, in the order of their numbers.
+    of_constants: of constants, which have no number: the converter would round them to it.
+  """
 
   known: list[Range] = field(default_factory=list)
+  of_constants: list[Range] = field(default_factory=list)
 
-  def noted(self, found: Range, x: tf.Tensor) -> tf.Tensor:
-    """The tensor, behind an op that has the number of the range."""
+  def noted(self, found: Range, result: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """What stands for `x` in this range while the converter runs.
+
+    Args:
+      found: the range.
+      result: `x` as the function quantizes it.
+      x: a tensor.
+    """
+    if not found.is_of_tensor:
+      return result
+    if _is_constant(x):
+      self.of_constants.append(found)
+      return result
     self.known.append(found)
     number = float(len(self.known))
     return tf.raw_ops.FakeQuantWithMinMaxArgs(inputs=x, min=-128 * number, max=127 * number)
@@ -46,6 +64,28 @@ class Ranges:
   def of(self, tensor: Any) -> Range:
     """The range of a tensor that QUANTIZE returns."""
     return self.known[round(float(tensor.quantization.scale[0])) - 1]
+
+  def of_constant(self, values: np.ndarray) -> Range | None:
+    """A range in which a constant is exact."""
+    return next((one for one in self.of_constants if _is_exact(values, one)), None)
+
+
+def _is_constant(x: tf.Tensor) -> bool:
+  """Whether the tensor is computed of constants and variables alone, which the converter knows."""
+  waiting, seen = [x.op], set()
+  while waiting:
+    op = waiting.pop()
+    if op.type == "Placeholder" and op.outputs[0].dtype != tf.resource:
+      return False
+    if op not in seen:
+      seen.add(op)
+      waiting += [operand.op for operand in op.inputs]
+  return True
+
+
+def _is_exact(values: np.ndarray, found: Range) -> bool:
+  whole = found.quantized(values).astype(np.float32) - found.zero.astype(np.float32)
+  return np.array_equal(whole * found.scale, values)
 
 
 def quantize(parts: Parts, ranges: Ranges) -> None:
@@ -127,24 +167,49 @@ class _Rewriting:
       return self._rewritten(op, [first], [scale_and_zero] * len(op.outputs))
     if kind in _FIXED and first in self._integers:
       return self._rewritten(op, [first], [_FIXED[kind]])
+    if kind == _JOINS:
+      return self._is_joined(op)
     if kind not in _COMPUTED:
       return False
     operands = (
       [first, int(op.inputs[1])] if kind in ("ADD", "SUB", "MUL", "BATCH_MATMUL") else [first]
     )
-    if not all(n in self._integers or self._is_number(n) for n in operands):
+    if not all(n in self._integers or self._constant(n) for n in operands):
       return False
     after = self._after(int(op.outputs[0]))
     return after is not None and self._rewritten(op, operands, [after])
 
-  def _is_number(self, number: int) -> bool:
-    """Whether the tensor is one constant number, of which one integer is exact."""
-    tensor = self._graph.tensors[number]
-    value = self._parts.value(tensor)
-    return value is not None and value.size == 1 and value.dtype == np.float32
+  def _is_joined(self, op: Any) -> bool:
+    after = self._after(int(op.outputs[0]))
+    if after is None or op.builtinOptions.fusedActivationFunction:
+      return False
+    op.inputs = np.array([self._in_range(int(n), after) for n in op.inputs], np.int32)
+    return self._rewritten(op, [], [after])
+
+  def _in_range(self, number: int, scale_and_zero: tuple[float, int]) -> int:
+    """The integers of a tensor with these parameters."""
+    known = self._integers.get(number)
+    if known is not None and self._parameters(known) == scale_and_zero:
+      return known
+    new = self._integer_tensor(number, *scale_and_zero)
+    source = number if known is None else known
+    self._operators.append(self._parts.op("QUANTIZE", _QUANTIZE, [source], new))
+    return new
+
+  def _constant(self, number: int) -> Range | None:
+    """The range of a constant of float32 in which integers are exact; None for other tensors."""
+    weight = self._parts.value(self._graph.tensors[number])
+    if weight is None or weight.dtype != np.float32:
+      return None
+    if weight.size != 1:
+      return self._ranges.of_constant(weight.read())
+    magnitude = np.abs(weight.read().reshape(1)) / np.float32(127)
+    scale = np.where(magnitude > 0, magnitude, np.float32(1))
+    return Range(scale, np.zeros(1, np.int64), axis=None, bits=8, is_narrow=False)
 
   def _after(self, number: int) -> tuple[float, int] | None:
-    """The range in which all that reads the tensor quantizes it, maybe after it has moved it."""
+    """The finest range in which all that reads the tensor quantizes it, maybe after it has moved
+    it. Coarser ones take the integers."""
     found = set()
     waiting = [number]
     while waiting:
@@ -157,11 +222,11 @@ class _Rewriting:
         if kind == "QUANTIZE":
           one = self._ranges.of(self._graph.tensors[op.outputs[0]])
           found.add((float(one.scale[0]), int(one.zero[0])))
-        elif kind in _MOVES and int(op.inputs[0]) == tensor:
+        elif kind == _JOINS or (kind in _MOVES and int(op.inputs[0]) == tensor):
           waiting += map(int, op.outputs)
         else:
           return None
-    return found.pop() if len(found) == 1 else None
+    return min(found, default=None)
 
   def _rewritten(
     self, op: Any, operands: Sequence[int], results: Sequence[tuple[float, int]]
@@ -169,36 +234,41 @@ class _Rewriting:
     """The op with integers in place of these operands, and of its results."""
     inputs = list(map(int, op.inputs))
     for n in dict.fromkeys(operands):
-      integers = self._integers[n] if n in self._integers else self._number(n)
+      integers = self._integers[n] if n in self._integers else self._integer_constant(n)
       inputs = [integers if i == n else i for i in inputs]
     op.inputs = np.array(inputs, np.int32)
     for n, (scale, zero) in zip(map(int, op.outputs), results, strict=True):
-      tensor = self._graph.tensors[n]
-      new = add_tensor(self._graph, tensor.name + b"/integers", np.dtype(np.int8), tensor.shape)
-      self._graph.tensors[new].shapeSignature = tensor.shapeSignature
-      self._set(self._graph.tensors[new], scale, zero)
-      self._integers[n] = new
+      self._integers[n] = self._integer_tensor(n, scale, zero)
     op.outputs = np.array([self._integers[int(n)] for n in op.outputs], np.int32)
     self._operators.append(op)
     return True
 
-  def _number(self, number: int) -> int:
+  def _integer_tensor(self, number: int, scale: float, zero: int) -> int:
+    """A new tensor for the integers of another one."""
     tensor = self._graph.tensors[number]
-    weight = self._parts.value(tensor)
-    assert weight is not None
-    value = float(weight.read().reshape(-1)[0])
-    integers = np.full(weight.shape, np.sign(value) * 127, np.int8)
+    new = add_tensor(self._graph, tensor.name + b"/integers", np.dtype(np.int8), tensor.shape)
+    self._graph.tensors[new].shapeSignature = tensor.shapeSignature
+    self._set(self._graph.tensors[new], scale, zero)
+    return new
+
+  def _integer_constant(self, number: int) -> int:
+    tensor = self._graph.tensors[number]
+    weight, found = self._parts.value(tensor), self._constant(number)
+    assert weight is not None and found is not None
+    integers = found.quantized(weight.read())
     buffer = self._parts.add(Weight.of_array(integers))
-    name = tensor.name + b"/integer"
-    new = add_tensor(self._graph, name, integers.dtype, integers.shape, buffer)
-    self._set(self._graph.tensors[new], abs(value) / 127 or 1.0, 0)
+    new = add_tensor(self._graph, tensor.name + b"/integer", integers.dtype, weight.shape, buffer)
+    self._set(self._graph.tensors[new], float(found.scale[0]), int(found.zero[0]))
     return new
 
   def _is_product(self, kind: str, op: Any) -> bool:
     first = int(op.inputs[0])
     tensor = self._graph.tensors[op.inputs[1]]
-    weight, after = self._parts.value(tensor), self._after(int(op.outputs[0]))
-    if first not in self._integers or after is None or not isinstance(weight, Narrow):
+    stored, after = self._parts.value(tensor), self._after(int(op.outputs[0]))
+    if first not in self._integers or after is None or not isinstance(stored, Narrow):
+      return False
+    weight = stored.with_positive_scale()
+    if weight is None:
       return False
     if weight.bits == 8 and weight.quantized.dtype != np.int8:
       return False  # the kernels take int8 only, in which uint8 has no 200

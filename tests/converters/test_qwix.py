@@ -126,6 +126,17 @@ class Block(nn.Module):
     return x + nn.Dense(16)(nn.gelu(nn.Dense(32)(x)))
 
 
+class Joined(nn.Module):
+  """A constant for each channel, a result with two readers, repeated features, and a sign."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    shift = 0.3 * jnp.arange(8, dtype=jnp.float32)
+    first = nn.relu6(nn.Conv(8, (3, 3))(x) + shift)
+    joined = jnp.concatenate([nn.relu(nn.Conv(4, (3, 3))(first)), first], axis=-1)
+    return -nn.Dense(5, use_bias=False)(nn.Dense(3)(joined).repeat(2, axis=-1))
+
+
 def drawn(*shape: int) -> jax.Array:
   return jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
 
@@ -136,6 +147,7 @@ INTEGER = {
   "mlp": (NETWORK, X, 1),
   "images": (Images(), drawn(4, 16, 16, 1), 8),
   "block": (Block(), drawn(2, 8, 16), 4),
+  "joined": (Joined(), drawn(2, 6, 6, 3), 4),
 }
 
 
@@ -210,6 +222,41 @@ def test_weights_that_are_integers_already(tmp_path: Path, dtype: str) -> None:
   tflite.save(fun, w, path, inputs={"x": "f32[4,32]"}, quantization="int8", samples=1)
   found = runners(path)("serving_default")(x=np.asarray(X))["y"]
   assert np.abs(found - np.asarray(fun(w, X)["y"])).max() <= 1.01 * 0.15
+
+
+@pytest.mark.parametrize("least", [-127, -128])
+def test_a_factor_for_each_channel(tmp_path: Path, least: int) -> None:
+  """Its sign goes into the integers, unless they have no other sign of -128."""
+  w = np.random.default_rng(2).integers(-127, 128, (32, 8)).astype(np.int8)
+  w[3] = least
+  factors = np.array([0.5, -2, 1.5, -0.25, 1, -1, 3, -0.1], np.float32)
+
+  def fun(w: Any, x: jax.Array) -> dict[str, jax.Array]:
+    product = in_quanta(x, 0.03) @ (w.astype(jnp.float32) * 0.01) * factors
+    return {"y": in_quanta(nn.relu(product + factors), 0.15)}
+
+  path = tmp_path / "m.tflite"
+  tflite.save(fun, w, path, inputs={"x": "f32[4,32]"}, quantization="int8", samples=1)
+  found = runners(path)("serving_default")(x=np.asarray(X))["y"]
+  assert np.abs(found - np.asarray(fun(w, X)["y"])).max() <= 1.01 * 0.15
+  assert float_ops(path)[0] == (set() if least == -127 else {"FULLY_CONNECTED"})
+
+
+def test_constants_in_a_range(tmp_path: Path) -> None:
+  """What stands for a range while TensorFlow's converter runs must not round them."""
+  shift = np.linspace(-0.1, 0.2, 8).astype(np.float32)
+
+  def fun(w: Any, x: jax.Array) -> dict[str, jax.Array]:
+    known = in_quanta(2 * shift, 0.004) + in_quanta(w / 3, 0.002)
+    return {"y": in_quanta(in_quanta(x, 0.03) + in_quanta(known, 0.01), 0.03)}
+
+  path = tmp_path / "m.tflite"
+  inputs = {"x": "f32[4,8]"}
+  tflite.save(fun, shift[::-1].copy(), path, inputs=inputs, quantization="int8", samples=1)
+  x = np.asarray(X[:, :8])
+  found = runners(path)("serving_default")(x=x)["y"]
+  assert not float_ops(path)[0]
+  assert np.abs(found - np.asarray(fun(shift[::-1], x)["y"])).max() <= 1.01 * 0.03
 
 
 def float_ops(path: Path) -> tuple[set[str], float]:
