@@ -29,7 +29,7 @@ _COMPUTED = {"ADD", "SUB", "MUL", "BATCH_MATMUL", "MEAN", "RELU", "LEAKY_RELU", 
 _COMPUTED |= {"HARD_SWISH"}
 # {op: (scale, zero) of its result, which its kernel requires}
 _FIXED = {"SOFTMAX": (1 / 256, -128), "LOGISTIC": (1 / 256, -128), "TANH": (1 / 128, 0)}
-_QUANTIZE = 2  # the version of the op that takes int8
+_QUANTIZE = _MEAN = 2  # the versions of the ops that take int8
 
 
 @dataclass
@@ -109,9 +109,12 @@ class _Rewriting:
     self._renamed: dict[int, int] = {}
     self._floats: set[int] = set()
     self._operators: list[Any] = []
+    self._absorbed: set[int] = set()  # the ids of ops that others compute
 
   def run(self) -> None:
     for op in self._graph.operators:
+      if id(op) in self._absorbed:
+        continue
       kind = self._parts.kind(op)
       if kind == "QUANTIZE":
         self._quantized(op)
@@ -162,6 +165,8 @@ class _Rewriting:
     first = int(op.inputs[0]) if len(op.inputs) else -1
     if kind in CHANNELS:
       return self._is_product(kind, op)
+    if kind == "GATHER":
+      self._take_table(first)
     if kind in _MOVES and first in self._integers:
       scale_and_zero = self._parameters(self._integers[first])
       return self._rewritten(op, [first], [scale_and_zero] * len(op.outputs))
@@ -169,6 +174,8 @@ class _Rewriting:
       return self._rewritten(op, [first], [_FIXED[kind]])
     if kind == _JOINS:
       return self._is_joined(op)
+    if kind == "SUM" and first in self._integers:
+      return self._is_mean(op)
     if kind not in _COMPUTED:
       return False
     operands = (
@@ -178,6 +185,28 @@ class _Rewriting:
       return False
     after = self._after(int(op.outputs[0]))
     return after is not None and self._rewritten(op, operands, [after])
+
+  def _is_mean(self, op: Any) -> bool:
+    """Whether the sum and its quotient by the number of elements became a MEAN."""
+    source, result = int(op.inputs[0]), int(op.outputs[0])
+    readers = self._readers.get(result, [])
+    if len(readers) != 1 or result in self._ends or self._parts.kind(readers[0]) != "MUL":
+      return False
+    (quotient,) = readers
+    (other,) = [int(n) for n in quotient.inputs if int(n) != result] or [-1]
+    factor = self._parts.value(self._graph.tensors[other]) if other >= 0 else None
+    sizes = [np.prod(self._graph.tensors[n].shape, dtype=np.int64) for n in (source, result)]
+    after = self._after(int(quotient.outputs[0]))
+    if factor is None or factor.size != 1 or after is None or not all(sizes):
+      return False
+    if quotient.builtinOptions.fusedActivationFunction:
+      return False
+    if np.float32(factor.read().reshape(())) != np.float32(sizes[1] / sizes[0]):
+      return False
+    op.opcodeIndex = self._parts.code("MEAN", _MEAN)
+    op.outputs = quotient.outputs
+    self._absorbed.add(id(quotient))
+    return self._rewritten(op, [source], [after])
 
   def _is_joined(self, op: Any) -> bool:
     after = self._after(int(op.outputs[0]))
@@ -288,6 +317,21 @@ class _Rewriting:
       inputs[2] = self._bias(inputs[2], bias.read(), scales)
     op.inputs = np.array(inputs, np.int32)
     return self._rewritten(op, [first], [after])
+
+  def _take_table(self, number: int) -> None:
+    """Takes the integers of a constant that has one scale, of which an op takes rows."""
+    tensor = self._graph.tensors[number]
+    weight = self._parts.value(tensor)
+    if number in self._integers or not isinstance(weight, Narrow) or weight.bits != 8:
+      return
+    layout = Layout.of(weight) if weight.dtype == np.float32 else None
+    if layout is None or weight.quantized.dtype != np.int8:
+      return
+    parameters = set(zip(layout.scales.tolist(), layout.zeros.tolist(), strict=True))
+    if len(parameters) == 1:
+      new = self._integer_tensor(number, *parameters.pop())
+      self._graph.tensors[new].buffer = self._parts.add(weight.quantized)
+      self._integers[number] = new
 
   def _weights(self, tensor: Any, weight: Narrow, layout: Layout) -> int:
     name, buffer = tensor.name + b"/integers", self._parts.add(weight.quantized)

@@ -127,14 +127,16 @@ class Block(nn.Module):
 
 
 class Joined(nn.Module):
-  """A constant for each channel, a result with two readers, repeated features, and a sign."""
+  """A constant for each channel, a result with two readers, repeated features, a
+  mean, and a sign."""
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     shift = 0.3 * jnp.arange(8, dtype=jnp.float32)
     first = nn.relu6(nn.Conv(8, (3, 3))(x) + shift)
     joined = jnp.concatenate([nn.relu(nn.Conv(4, (3, 3))(first)), first], axis=-1)
-    return -nn.Dense(5, use_bias=False)(nn.Dense(3)(joined).repeat(2, axis=-1))
+    repeated = nn.Dense(3)(joined).repeat(2, axis=-1)
+    return -nn.Dense(5, use_bias=False)(repeated.mean(axis=(1, 2)))
 
 
 def drawn(*shape: int) -> jax.Array:
@@ -240,6 +242,24 @@ def test_a_factor_for_each_channel(tmp_path: Path, least: int) -> None:
   found = runners(path)("serving_default")(x=np.asarray(X))["y"]
   assert np.abs(found - np.asarray(fun(w, X)["y"])).max() <= 1.01 * 0.15
   assert float_ops(path)[0] == (set() if least == -127 else {"FULLY_CONNECTED"})
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill"])
+def test_rows_of_a_table(tmp_path: Path, mode: str) -> None:
+  """They are floats where a row may be NaN."""
+  table = np.random.default_rng(3).uniform(-1, 1.5, (20, 8)).astype(np.float32)
+  tokens = np.random.default_rng(3).integers(0, 20, (3, 5)).astype(np.int32)
+
+  def fun(table: Any, x: jax.Array) -> dict[str, jax.Array]:
+    rows = jnp.take(in_quanta(table, 0.01), x, axis=0, mode=mode)
+    return {"y": in_quanta(rows + rows, 0.04)}
+
+  path = tmp_path / "m.tflite"
+  tflite.save(fun, table, path, inputs={"x": "i32[3,5]"}, quantization="int8", samples=1)
+  found = runners(path)("serving_default")(x=tokens)["y"]
+  assert np.abs(found - np.asarray(fun(table, tokens)["y"])).max() <= 1.01 * 0.04
+  assert ("SELECT_V2" in float_ops(path)[0]) == (mode == "fill")
+  assert ("ADD" in float_ops(path)[0]) == (mode == "fill")
 
 
 def test_constants_in_a_range(tmp_path: Path) -> None:
