@@ -147,8 +147,10 @@ class Fusing:
     weights = graph.tensors[product.inputs[1]]
     axis = CHANNELS[self._parts.kind(product)]
     size = int(weights.shape[axis])
-    minus_one = np.full(size, -1, np.float32)
-    vector = minus_one if other is None else self._vector(graph.tensors[other], size)
+    if other is None:
+      vector: np.ndarray | None = np.full(size, -1, np.float32)
+    else:
+      vector = self._vector(graph.tensors[other], size)
     if vector is None:
       return False
     if kind == "ADD":

@@ -181,10 +181,13 @@ class _Rewriting:
     operands = (
       [first, int(op.inputs[1])] if kind in ("ADD", "SUB", "MUL", "BATCH_MATMUL") else [first]
     )
-    if not all(n in self._integers or self._constant(n) for n in operands):
-      return False
     after = self._after(int(op.outputs[0]))
-    return after is not None and self._rewritten(op, operands, [after])
+    constants = {n: self._constant(n) for n in operands if n not in self._integers}
+    if after is None or not all(constants.values()):
+      return False
+    for n, found in constants.items():
+      self._take_constant(n, found)
+    return self._rewritten(op, operands, [after])
 
   def _is_mean(self, op: Any) -> bool:
     """Whether the sum and its quotient by the number of elements became a MEAN."""
@@ -230,11 +233,27 @@ class _Rewriting:
     weight = self._parts.value(self._graph.tensors[number])
     if weight is None or weight.dtype != np.float32:
       return None
-    if weight.size != 1:
-      return self._ranges.of_constant(weight.read())
-    magnitude = np.abs(weight.read().reshape(1)) / np.float32(127)
+    values = weight.read()
+    if not np.isfinite(values).all():
+      return None
+    if values.size != 1:
+      return self._ranges.of_constant(values)
+    magnitude = np.abs(values.reshape(1)) / np.float32(127)
     scale = np.where(magnitude > 0, magnitude, np.float32(1))
     return Range(scale, np.zeros(1, np.int64), axis=None, bits=8, is_narrow=False)
+
+  def _take_constant(self, number: int, found: Range | None) -> None:
+    """Makes the integers of a constant in its range."""
+    weight = self._parts.value(self._graph.tensors[number])
+    assert weight is not None and found is not None
+    integers = Weight.of_array(found.quantized(weight.read()))
+    self._store(number, integers, float(found.scale[0]), int(found.zero[0]))
+
+  def _store(self, number: int, integers: Weight, scale: float, zero: int) -> None:
+    """Adds the integers of a constant to the file."""
+    new = self._integer_tensor(number, scale, zero)
+    self._graph.tensors[new].buffer = self._parts.add(integers)
+    self._integers[number] = new
 
   def _after(self, number: int) -> tuple[float, int] | None:
     """The finest range in which all that reads the tensor quantizes it, maybe after it has moved
@@ -263,8 +282,7 @@ class _Rewriting:
     """The op with integers in place of these operands, and of its results."""
     inputs = list(map(int, op.inputs))
     for n in dict.fromkeys(operands):
-      integers = self._integers[n] if n in self._integers else self._integer_constant(n)
-      inputs = [integers if i == n else i for i in inputs]
+      inputs = [self._integers[n] if i == n else i for i in inputs]
     op.inputs = np.array(inputs, np.int32)
     for n, (scale, zero) in zip(map(int, op.outputs), results, strict=True):
       self._integers[n] = self._integer_tensor(n, scale, zero)
@@ -278,16 +296,6 @@ class _Rewriting:
     new = add_tensor(self._graph, tensor.name + b"/integers", np.dtype(np.int8), tensor.shape)
     self._graph.tensors[new].shapeSignature = tensor.shapeSignature
     self._set(self._graph.tensors[new], scale, zero)
-    return new
-
-  def _integer_constant(self, number: int) -> int:
-    tensor = self._graph.tensors[number]
-    weight, found = self._parts.value(tensor), self._constant(number)
-    assert weight is not None and found is not None
-    integers = found.quantized(weight.read())
-    buffer = self._parts.add(Weight.of_array(integers))
-    new = add_tensor(self._graph, tensor.name + b"/integer", integers.dtype, weight.shape, buffer)
-    self._set(self._graph.tensors[new], float(found.scale[0]), int(found.zero[0]))
     return new
 
   def _is_product(self, kind: str, op: Any) -> bool:
@@ -320,18 +328,16 @@ class _Rewriting:
 
   def _take_table(self, number: int) -> None:
     """Takes the integers of a constant that has one scale, of which an op takes rows."""
-    tensor = self._graph.tensors[number]
-    weight = self._parts.value(tensor)
-    if number in self._integers or not isinstance(weight, Narrow) or weight.bits != 8:
+    stored = self._parts.value(self._graph.tensors[number])
+    if number in self._integers or not isinstance(stored, Narrow) or stored.bits != 8:
       return
-    layout = Layout.of(weight) if weight.dtype == np.float32 else None
-    if layout is None or weight.quantized.dtype != np.int8:
+    weight = stored.with_positive_scale() if stored.dtype == np.float32 else None
+    layout = None if weight is None else Layout.of(weight)
+    if weight is None or layout is None or weight.quantized.dtype != np.int8:
       return
     parameters = set(zip(layout.scales.tolist(), layout.zeros.tolist(), strict=True))
     if len(parameters) == 1:
-      new = self._integer_tensor(number, *parameters.pop())
-      self._graph.tensors[new].buffer = self._parts.add(weight.quantized)
-      self._integers[number] = new
+      self._store(number, weight.quantized, *parameters.pop())
 
   def _weights(self, tensor: Any, weight: Narrow, layout: Layout) -> int:
     name, buffer = tensor.name + b"/integers", self._parts.add(weight.quantized)

@@ -127,8 +127,8 @@ class Block(nn.Module):
 
 
 class Joined(nn.Module):
-  """A constant for each channel, a result with two readers, repeated features, a
-  mean, and a sign."""
+  """A constant for each channel, a result with two readers, repeated features, a mean, and a
+  sign."""
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
