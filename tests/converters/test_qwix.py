@@ -262,6 +262,24 @@ def test_rows_of_a_table(tmp_path: Path, mode: str) -> None:
   assert ("ADD" in float_ops(path)[0]) == (mode == "fill")
 
 
+def test_operands_that_integers_cannot_have(tmp_path: Path) -> None:
+  """LiteRT has no negative scale, and no infinity in integers."""
+  table = np.random.default_rng(3).integers(-128, 128, (20, 8)).astype(np.int8)
+  tokens = np.random.default_rng(3).integers(0, 20, (3, 5)).astype(np.int32)
+
+  def fun(table: Any, x: jax.Array) -> dict[str, jax.Array]:
+    rows = jnp.take(table.astype(jnp.float32) * -0.01, x, axis=0, mode="clip")
+    scores = in_quanta(rows, 0.01)
+    return {"y": in_quanta(scores + rows, 0.04), "z": in_quanta(scores + np.inf, 0.04)}
+
+  path = tmp_path / "m.tflite"
+  tflite.save(fun, table, path, inputs={"x": "i32[3,5]"}, quantization="int8", samples=1)
+  found = runners(path)("serving_default")(x=tokens)
+  expected = jax.jit(fun)(table, tokens)
+  assert np.abs(found["y"] - np.asarray(expected["y"])).max() <= 1.01 * 0.04
+  np.testing.assert_allclose(found["z"], np.asarray(expected["z"]), rtol=1e-5)
+
+
 def test_constants_in_a_range(tmp_path: Path) -> None:
   """What stands for a range while TensorFlow's converter runs must not round them."""
   shift = np.linspace(-0.1, 0.2, 8).astype(np.float32)
