@@ -76,13 +76,13 @@ test: $(VENV)/.test
 	$(RUN) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 every-row: $(VENV)/.test
-	$(RUN) -m pytest -n 2 --dist loadfile --every-row $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile --one-row-in=1 $(PYTEST_ARGS)
 
 collect: $(VENV)/.test
 	$(RUN) -m pytest -p tests.support.optional --without-extras --collect-only
 
 pipelines: $(VENV)/.test $(VENV)-beam/.beam $(VENV)-spark/.spark
-	$(RUN) -m pytest --every-row -m pipelines $(PYTEST_ARGS)
+	$(RUN) -m pytest --one-row-in=1 -m pipelines $(PYTEST_ARGS)
 	$(PIP) -e '.[dask,ray]'
 	$(RUN) -m jax2tf.tools.lab.pipelines --beam $(VENV)-beam/bin/python --spark $(VENV)-spark/bin/python
 

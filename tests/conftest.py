@@ -1,5 +1,6 @@
 """Quiet TensorFlow before anything imports it, and what several tests need."""
 
+import functools
 import gc
 import importlib.metadata
 import os
@@ -7,6 +8,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -84,8 +86,8 @@ ONE_PYTHON = {
   "tests/house/test_wheel.py": "what is packed, and where",
   "tests/lab/test_workers.py": "processes",
 }
-# Tests of 10 to 80 s, and a file of 50 s, by the beginning of their names: `make every-row` and
-# `.ci/run` have them.
+# Tests of 10 to 80 s, and a file of 50 s, by the beginning of their names: `make test` leaves them
+# out.
 LONG = {
   "tests/call_tf/test_in_workers.py::test_of_ray": "other tests have workers of a fork server",
   "tests/conformance/test_harnesses.py::test_nothing_else_is_lost": "whole tables",
@@ -121,9 +123,18 @@ LONG = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
   parser.addoption(
-    "--every-row",
-    action="store_true",
-    help="run the longest tables whole and the longest tests, as `make every-row` and `.ci/run` do",
+    "--one-row-in",
+    type=int,
+    choices=(1, 2, 6),
+    default=6,
+    help="of the longest tables, run one row in this many; 1 and 2 also run the longest tests",
+  )
+  parser.addoption(
+    "--rows-until",
+    type=float,
+    default=float("inf"),
+    metavar="TIME",
+    help="skip what `make test` leaves out after this time, in seconds since 1970",
   )
   parser.addoption(
     "--update-golden",
@@ -165,29 +176,40 @@ def _skipping() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-  """Marks what one Python is enough for; takes a sixth of the longest tables, another one with each
-  JAX, and neither LONG nor pipelines, unless told to take all."""
+  """Marks what one Python is enough for, and leaves out the rows and the longest tests that
+  --one-row-in does not ask for."""
   for item in items:
     if item.nodeid.startswith(tuple(ONE_PYTHON)):
       item.add_marker(pytest.mark.one_python)
   # A process takes the next file when it is done with one: whatever is long comes first.
   long_files = {item.path for item in items if item.nodeid.startswith(tuple(LONG))}
   items.sort(key=lambda item: item.path not in long_files)
-  if config.getoption("--every-row"):
-    return
-  sixth = int(importlib.metadata.version("jax").split(".")[1]) >= 12
-  others = {
-    item
-    for item in items
-    if item.get_closest_marker("sampled") and zlib.crc32(item.name.encode()) % 6 != sixth
-  }
-  others |= {
-    item
-    for item in items
-    if item.get_closest_marker("pipelines") or item.nodeid.startswith(tuple(LONG))
-  }
-  config.hook.pytest_deselected(items=list(others))
-  items[:] = [item for item in items if item not in others]
+  one_row_in = config.getoption("--one-row-in")
+  others = [item for item in items if not _is_in(item, one_row_in)]
+  config.hook.pytest_deselected(items=others)
+  left_out = set(others)
+  items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+  """Skips what `make test` leaves out when the time of --rows-until is over."""
+  if time.time() > item.config.getoption("--rows-until") and not _is_in(item, 6):
+    pytest.skip("the time of --rows-until is over, and `make test` leaves this out")
+
+
+def _is_in(item: pytest.Item, one_row_in: int) -> bool:
+  """Whether a run of one row in so many has this test."""
+  if item.get_closest_marker("pipelines") or item.nodeid.startswith(tuple(LONG)):
+    return one_row_in < 6
+  if not item.get_closest_marker("sampled"):
+    return True
+  return zlib.crc32(item.name.encode()) % one_row_in == _turn() % one_row_in
+
+
+@functools.cache
+def _turn() -> int:
+  """JAX 0.12 has other rows than earlier releases: of two halves, each has one."""
+  return int(int(importlib.metadata.version("jax").split(".")[1]) >= 12)
 
 
 @pytest.fixture(autouse=True, scope="module")

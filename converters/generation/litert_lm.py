@@ -190,7 +190,7 @@ def in_litert(
     one_buffer: use one buffer for a cache before and after a call.
   """
   embedder = _embedder(model, decoder)
-  request = {
+  request: dict[str, Any] = {
     "model": str(model),
     "embedder": str(embedder) if embedder else "",
     "sizes": list(sizes),
@@ -198,7 +198,9 @@ def in_litert(
     "vocabulary": decoder.vocabulary,
     "one_buffer": one_buffer,
   }
-  return _answers("litert_loop_child.py", request, conversations)
+  with tempfile.TemporaryDirectory(prefix="weights-", dir=model.parent) as folder:
+    request["weights"] = str(Path(folder, "packed"))
+    return _answers("litert_loop_child.py", request, conversations)
 
 
 def in_engine(

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert.compiled_model import CompiledModel
+from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+from ai_edge_litert.options import CpuOptions, Options
 
 _calls = runpy.run_path(str(Path(__file__).parents[1] / "bundle" / "calls.py"))
 _greedy = runpy.run_path(str(Path(__file__).with_name("greedy.py")))
@@ -23,10 +25,13 @@ _HIDDEN = np.float32(-0.7 * np.finfo(np.float32).max)
 
 
 def main(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """{"model": path, "embedder": path or "", "sizes": [tokens of each prefill], "length": of the
-  cache, "vocabulary": its size, "one_buffer": bool, "conversations": [[(prompt, new)]]} ->
-  [{"turns": [tokens], "logits": [f32[n,V]]}]."""
-  model = CompiledModel.from_file(request["model"])
+  """{"model": path, "embedder": path or "", "weights": path of a new file, "sizes": [tokens of each
+  prefill], "length": of the cache, "vocabulary": its size, "one_buffer": bool, "conversations":
+  [[(prompt, new)]]} -> [{"turns": [tokens], "logits": [f32[n,V]]}]."""
+  # Without the file, packed weights are in memory once for each signature.
+  on_cpu = CpuOptions(num_threads=1, xnnpack_weight_cache_path=request["weights"])
+  options = Options(hardware_accelerators=HardwareAccelerator.CPU, cpu_options=on_cpu)
+  model = CompiledModel.from_file(request["model"], options=options)
   embedder = CompiledModel.from_file(request["embedder"]) if request["embedder"] else None
   answers = []
   for conversation in request["conversations"]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from . import narrow, protos
-from .parameters import Parameters, tensor
+from .parameters import QUANTIZED, Parameters, tensor
 from .protos import FLOAT, INT32
 from .runtime import extra
 
@@ -187,7 +187,9 @@ class _Joining:
       else:
         return None
       wide = node.input[0]
-    return (wide, zero) if is_float and wide in self._parameters.narrow else None
+    if not is_float or wide not in self._parameters.narrow:
+      return None
+    return (wide, zero) if self._parameters.specs[wide].dtype in QUANTIZED else None
 
   def _value(self, name: str) -> np.ndarray | None:
     """The value of a constant, or of a parameter that only a cast or a reshape changes."""

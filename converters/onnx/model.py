@@ -95,7 +95,7 @@ def translated(
     opset: the version of ONNX's operators. None for the oldest that has all of them.
     with_weights: whether the parameters become constants of the model, or inputs.
     idioms: as the signature was made.
-    keeps_narrow: whether parameters of 4 and 8 bits stay so in the file.
+    keeps_narrow: whether parameters of 4 and 8 bits and of bfloat16 stay so in the file.
     attention_nodes: whether attention becomes Attention.
     quantizes: whether what the function quantizes becomes QuantizeLinear and DequantizeLinear.
 
@@ -140,7 +140,7 @@ def translated(
   inputs = {tensor.name: name for name, tensor in frozen.inputs.items()} | weights.names
   outputs = {tensor.name: name for name, tensor in frozen.outputs.items()}
   proto, last_rows = _by_tf2onnx(signature, graph, ops, inputs, outputs, set(weights.values), newer)
-  parameters.widen(proto.graph, weights.wide)
+  parameters.widen(proto.graph, weights.wide, weights.specs)
   newest = opset or opsets.newest_without_change(proto.graph)
   oldest = dequantization.join(proto.graph, weights, last_rows, newest)
   _set_signature(proto, signature, frozen, weights, last_rows)

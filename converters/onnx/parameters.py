@@ -1,5 +1,5 @@
-"""Parameters of a signature in an ONNX file: inside or beside it, and those of 4 and 8 bits in
-their own dtype.
+"""Parameters of a signature in an ONNX file: inside or beside it, and those of 4 and 8 bits and of
+bfloat16 in their own dtype.
 
 While tf2onnx works, a parameter that is to stay as it is is an input of the graph: it would fold a
 constant with the cast behind it, and store the result as float32.
@@ -20,7 +20,12 @@ from ..export.pair import REAL, Pair
 from . import bfloat16, narrow, protos
 from .runtime import extra
 
-_STORED = {tf.int8, tf.uint8, *narrow.HELD}
+# Dtypes of the parameters that DequantizeLinear takes.
+QUANTIZED = {tf.int8, tf.uint8, *narrow.HELD}
+# Those of the parameters that stay so in the file; of bfloat16 only above this number of elements,
+# for tf2onnx computes with constants.
+_STORED = {tf.bfloat16, *QUANTIZED}
+_SMALL = 1024
 
 
 class Value(Protocol):
@@ -71,7 +76,7 @@ class Parameters:
     values: {input: what gives its value in the file}.
     specs: {input: its dtype and shape in the file}.
     wide: {input: its dtype in the graph}, where that of the file is narrower.
-    narrow: the inputs of 4 and 8 bits that stay so.
+    narrow: the inputs of fewer bits that stay so.
     keeps: whether there are such.
   """
 
@@ -80,7 +85,7 @@ class Parameters:
     Args:
       taken: names of inputs and outputs.
       beside: whether all parameters are outside of the graph, which holds at most 2 GiB.
-      keeps: whether those of 4 and 8 bits stay so.
+      keeps: whether those of 4 and 8 bits and of bfloat16 stay so.
       opset: of the file; None for one that has all of their dtypes.
     """
     self._taken = set(taken)
@@ -102,7 +107,8 @@ class Parameters:
 
   def _tensor(self, variable: Any) -> Any:
     in_file = self._dtype_in_file(variable.dtype)
-    if not (self._beside or (self.keeps and in_file in _STORED)):
+    is_small = in_file == tf.bfloat16 and variable.shape.num_elements() <= _SMALL
+    if not (self._beside or (self.keeps and in_file in _STORED and not is_small)):
       return replay.constant_of(variable, held_dtype(variable.dtype))
     if variable.dtype in REAL:
       parts = Part(variable, "real"), Part(variable, "imag")
@@ -110,9 +116,9 @@ class Parameters:
     return self._placeholder(variable, in_file)
 
   def _dtype_in_file(self, dtype: tf.DType) -> tf.DType:
-    if dtype not in narrow.HELD or not self.keeps:
+    if not self.keeps:
       return held_dtype(dtype)
-    is_too_new = self._opset is not None and self._opset < narrow.SINCE[dtype]
+    is_too_new = self._opset is not None and self._opset < narrow.SINCE.get(dtype, 0)
     return held_dtype(dtype) if is_too_new else dtype
 
   def _placeholder(self, variable: Any, in_file: tf.DType) -> tf.Tensor:
@@ -161,19 +167,47 @@ def converted(array: np.ndarray, dtype: tf.DType) -> np.ndarray:
     return array.astype(dtype.as_numpy_dtype)
 
 
-def widen(graph: Any, wide: Mapping[str, tf.DType]) -> None:
-  """Puts a Cast behind each of these inputs of a GraphProto, whose dtype is narrower in the
-  file."""
-  helper = extra("onnx").helper
+def widen(graph: Any, wide: Mapping[str, tf.DType], specs: Mapping[str, tf.TensorSpec]) -> None:
+  """Puts a Cast behind each of these inputs of a GraphProto, whose dtype is narrower in the file.
+  Rows are taken of a table in bfloat16 before the Cast.
+
+  Args:
+    graph: the graph.
+    wide: {input: its dtype behind the Cast}.
+    specs: {input: its dtype and shape in the file}.
+  """
+  tables = {name: dtype for name, dtype in wide.items() if specs[name].dtype == tf.bfloat16}
+  _widen_rows(graph, tables)
   names = {name: f"{name}/wide" for name in wide}
   for node in protos.nodes(graph):
+    if node.op_type == "Gather" and node.input[0] in tables:
+      continue
     node.input[:] = [names.get(name, name) for name in node.input]
   nodes = list(graph.node)
   del graph.node[:]
-  for name, dtype in wide.items():
-    to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype.as_numpy_dtype))
-    graph.node.append(helper.make_node("Cast", [name], [names[name]], f"{name}/Cast", to=to))
+  graph.node.extend(_cast(name, names[name], dtype) for name, dtype in wide.items())
   graph.node.extend(nodes)
+
+
+def _widen_rows(graph: Any, tables: Mapping[str, tf.DType]) -> None:
+  """Puts a Cast behind each Gather of these inputs, also in loops and branches."""
+  nodes = list(graph.node)
+  del graph.node[:]
+  for node in nodes:
+    for body in protos.bodies(node):
+      _widen_rows(body, tables)
+    graph.node.append(node)
+    if node.op_type == "Gather" and node.input[0] in tables:
+      (rows,) = node.output
+      graph.node[-1].output[:] = [f"{rows}/narrow"]
+      graph.node.append(_cast(f"{rows}/narrow", rows, tables[node.input[0]]))
+
+
+def _cast(name: str, result: str, dtype: tf.DType) -> Any:
+  """The Cast of a value to this dtype."""
+  helper = extra("onnx").helper
+  to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype.as_numpy_dtype))
+  return helper.make_node("Cast", [name], [result], f"{name}/Cast", to=to)
 
 
 def rows_of(value: Value, last: np.ndarray | None) -> list[np.ndarray]:

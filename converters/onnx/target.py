@@ -150,16 +150,17 @@ class Onnx(Target[WrittenModel]):
     (signature,) = source.signatures.values()
     modules = None if self.functions is None else signature.modules
     variables = signature.function.graph.variables
-    size = sum(v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size for v in variables)
     scheme = self.quantization.fitting(source)
     has_ranges = scheme.scheme == "int8" and not scheme.dataset
     by_quantizer = scheme.scheme is not None and not has_ranges
+    # the quantizer and float16 read float32
+    keeps_narrow = not by_quantizer and self.precision == FLOAT32
+    held = {} if keeps_narrow else bfloat16.HELD
+    size = sum(v.shape.num_elements() * held.get(v.dtype, v.dtype).size for v in variables)
     is_inside = size <= min(self.external_data_threshold, LARGEST)
     # the quantizer reads constants
     within = is_inside and (size <= _CONSTANTS or by_quantizer)
     in_file = layouts.channels_first(signature, self.inputs_as_nchw, self.outputs_as_nchw)
-    # the quantizer and float16 read float32
-    keeps_narrow = not by_quantizer and self.precision == FLOAT32
     since = opsets.SINCE["Attention"] if self.attention_nodes else None
     model = translated(
       in_file,

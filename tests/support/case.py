@@ -187,13 +187,12 @@ def as_numpy(x: Any) -> np.ndarray:
 
 def _marks(case: Case, way: str) -> list[pytest.MarkDecorator]:
   known = [pytest.mark.xfail(reason=case.xfail[way], strict=True)] if way in case.xfail else []
-  # They take two thirds of the time: they compile, or run ops or derivatives that rows share with
-  # others. A graph is made of every row.
-  return [*known, pytest.mark.sampled] if way in ("eager", "gradient", "xla", "tf1") else known
+  return [*known, pytest.mark.sampled]
 
 
 def run(cases: Sequence[Case]) -> tuple[Callable[..., None], Any]:
-  """(test function over all rows and ways, fixture with the SavedModel of all rows)."""
+  """(test function over all rows and ways, fixture with the SavedModel of the rows that ask for
+  it)."""
   names = [c.name for c in cases]
   assert len(set(names)) == len(names), (
     f"duplicate rows: {sorted({n for n in names if names.count(n) > 1})}"
@@ -205,8 +204,11 @@ def run(cases: Sequence[Case]) -> tuple[Callable[..., None], Any]:
   ]
 
   @pytest.fixture(scope="module")
-  def saved(tmp_path_factory: Any) -> Any:
-    return _save(cases, str(tmp_path_factory.mktemp("saved_model")))
+  def saved(request: Any, tmp_path_factory: Any) -> Any:
+    here = [item for item in request.session.items if item.path == request.path]
+    asked = {item.callspec.id for item in here if hasattr(item, "callspec")}
+    in_file = [case for case in cases if f"{case.name}-saved" in asked]
+    return _save(in_file, str(tmp_path_factory.mktemp("saved_model")))
 
   @pytest.mark.parametrize(("case", "way"), params)
   def test_case(case: Case, way: str, request: Any) -> None:
@@ -315,12 +317,10 @@ CHECKS = {
 
 
 def _save(cases: Sequence[Case], path: str) -> tuple[Any, dict[str, Exception]]:
-  """The rows of a file as one SavedModel, loaded again; and what went wrong with which."""
+  """These rows as one SavedModel, loaded again; and what went wrong with which."""
   module, errors = tf.Module(), {}
   module.functions = {}
   for case in cases:
-    if "saved" in case.skip:
-      continue
     with jax.enable_x64(case.x64):
       try:
         module.functions[case.name] = _flat_function(case)
