@@ -5,7 +5,7 @@
 #   make start        the commands of docs/guide/start.md as typed, in a new environment with the packages of PyPI
 #   make generate     trains a decoder, saves it with its key-value cache, and generates text without JAX
 #   make test         the test suite, on two cores
-#   make every-row    the test suite with all rows of its longest tables, of which `make test` runs a sixth, and its longest tests
+#   make every-row    the test suite with all rows of its tables, of which `make test` runs a sixth, and its longest tests
 #   make collect      collects the tests as if no optional package were installed
 #   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray, Dask, Beam and Spark; for docs/reports/serving.md
 #   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in a separate environment
@@ -73,16 +73,16 @@ generate: $(VENV)/.examples
 	$(RUN) examples/generate.py
 
 test: $(VENV)/.test
-	$(RUN) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile --one-row-in=6 $(PYTEST_ARGS)
 
 every-row: $(VENV)/.test
-	$(RUN) -m pytest -n 2 --dist loadfile --one-row-in=1 $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 collect: $(VENV)/.test
 	$(RUN) -m pytest -p tests.support.optional --without-extras --collect-only
 
 pipelines: $(VENV)/.test $(VENV)-beam/.beam $(VENV)-spark/.spark
-	$(RUN) -m pytest --one-row-in=1 -m pipelines $(PYTEST_ARGS)
+	$(RUN) -m pytest -m pipelines $(PYTEST_ARGS)
 	$(PIP) -e '.[dask,ray]'
 	$(RUN) -m jax2tf.tools.lab.pipelines --beam $(VENV)-beam/bin/python --spark $(VENV)-spark/bin/python
 
@@ -166,10 +166,10 @@ golden: $(VENV)/.test
 # The lowest version of each requirement that pyproject.toml names; their own requirements are the newest, of which
 # old releases may use what is deprecated.
 lowest: $(VENV)-lowest/.lowest
-	$(VENV)-lowest/bin/python -m pytest -n 2 --dist loadfile -W default $(or $(PYTEST_ARGS),$(LOWEST))
+	$(VENV)-lowest/bin/python -m pytest -n 2 --dist loadfile -W default --one-row-in=6 $(or $(PYTEST_ARGS),$(LOWEST))
 
 next: $(VENV)-next/.next
-	$(VENV)-next/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(VENV)-next/bin/python -m pytest -n 2 --dist loadfile --one-row-in=6 $(PYTEST_ARGS)
 
 # Of HEAD, not of the working tree; docs/developers/release.md. Nothing is uploaded, and no file of the checkout changes.
 release: $(VENV)-release/.release

@@ -1,6 +1,5 @@
 """Quiet TensorFlow before anything imports it, and what several tests need."""
 
-import functools
 import gc
 import importlib.metadata
 import os
@@ -10,7 +9,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -120,14 +119,17 @@ LONG = {
   "tests/house/test_wheel.py::test_the_start_page_as_typed": "other tests have each command",
 }
 
+_FEW = 6  # `make test` runs one row in so many
+_OMITTED = pytest.StashKey[bool]()  # whether `make test` leaves a test out
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
   parser.addoption(
     "--one-row-in",
     type=int,
-    choices=(1, 2, 6),
-    default=6,
-    help="of the longest tables, run one row in this many; 1 and 2 also run the longest tests",
+    choices=(1, 2, _FEW),
+    default=1,
+    help="of each parametrized test, run one row in this many; another one with each JAX",
   )
   parser.addoption(
     "--rows-until",
@@ -176,7 +178,7 @@ def _skipping() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-  """Marks what one Python is enough for, and leaves out the rows and the longest tests that
+  """Marks what one Python is enough for and what `make test` leaves out, and leaves out what
   --one-row-in does not ask for."""
   for item in items:
     if item.nodeid.startswith(tuple(ONE_PYTHON)):
@@ -184,32 +186,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
   # A process takes the next file when it is done with one: whatever is long comes first.
   long_files = {item.path for item in items if item.nodeid.startswith(tuple(LONG))}
   items.sort(key=lambda item: item.path not in long_files)
-  one_row_in = config.getoption("--one-row-in")
-  others = [item for item in items if not _is_in(item, one_row_in)]
-  config.hook.pytest_deselected(items=others)
-  left_out = set(others)
-  items[:] = [item for item in items if item not in left_out]
+  turn = int(int(importlib.metadata.version("jax").split(".")[1]) >= 12)
+  few = selected(items, _FEW, turn)
+  for item in items:
+    item.stash[_OMITTED] = item not in few
+  asked = selected(items, config.getoption("--one-row-in"), turn)
+  config.hook.pytest_deselected(items=[item for item in items if item not in asked])
+  items[:] = [item for item in items if item in asked]
+
+
+def selected(items: Sequence[pytest.Item], one_row_in: int, turn: int) -> set[pytest.Item]:
+  """What a run of one row in so many has: of each parametrized test at least one row, and of two
+  turns in halves each row once. What one Python is enough for has no halves.
+
+  Args:
+    items: all tests.
+    one_row_in: 1, 2 or 6. With 6 the longest tests and those of clusters are left out.
+    turn: 0 or 1.
+  """
+  tests: dict[str, list[pytest.Item]] = {}
+  for item in items:
+    is_long = item.get_closest_marker("pipelines") or item.nodeid.startswith(tuple(LONG))
+    if not (is_long and one_row_in == _FEW):
+      tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+  found = set()
+  for test, rows in tests.items():
+    is_whole = one_row_in == 2 and test.startswith(tuple(ONE_PYTHON))
+    each = 1 if is_whole else min(one_row_in, len(rows))
+    # Without an order of the table, which may repeat in the same steps.
+    rows.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+    found.update(rows[turn % each :: each])
+  return found
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
   """Skips what `make test` leaves out when the time of --rows-until is over."""
-  if time.time() > item.config.getoption("--rows-until") and not _is_in(item, 6):
+  if item.stash[_OMITTED] and time.time() > item.config.getoption("--rows-until"):
     pytest.skip("the time of --rows-until is over, and `make test` leaves this out")
-
-
-def _is_in(item: pytest.Item, one_row_in: int) -> bool:
-  """Whether a run of one row in so many has this test."""
-  if item.get_closest_marker("pipelines") or item.nodeid.startswith(tuple(LONG)):
-    return one_row_in < 6
-  if not item.get_closest_marker("sampled"):
-    return True
-  return zlib.crc32(item.name.encode()) % one_row_in == _turn() % one_row_in
-
-
-@functools.cache
-def _turn() -> int:
-  """JAX 0.12 has other rows than earlier releases: of two halves, each has one."""
-  return int(int(importlib.metadata.version("jax").split(".")[1]) >= 12)
 
 
 @pytest.fixture(autouse=True, scope="module")

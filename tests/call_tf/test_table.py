@@ -106,7 +106,6 @@ def check(name: str, answers: Any, derivatives: Sequence[str]) -> None:
     )
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", ROWS)
 def test_row(name: str) -> None:
   there = derivatives_of(name)
@@ -114,13 +113,11 @@ def test_row(name: str) -> None:
   check(name, vmap(name, there[:2]), there[:2])
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", ROWS)
 def test_row_of_a_saved_model(name: str) -> None:
   check(name, saved(name, ["value"]), ["value"])
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_derivative_that_tensorflow_lacks_is_an_error(name: str) -> None:
   f, _, x = ROWS[name]

@@ -33,7 +33,6 @@ OTHERS = {
 }[".".join(jax.__version__.split(".")[:2])]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
   ("way", "name"), [(way, name) for way, names in SAMPLES.items() for name in names]
 )

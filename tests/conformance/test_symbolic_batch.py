@@ -7,7 +7,6 @@ import pytest
 from tests.support.conformance.symbolic_batch import cases, run
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", cases().values(), ids=cases())
 def test_symbolic_batch(name):
   """A case that JAX itself cannot batch fails here with JAX's reason; so far there is none."""

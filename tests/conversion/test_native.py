@@ -113,7 +113,6 @@ WAYS = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_and_gradients_of_any_size(name, way):

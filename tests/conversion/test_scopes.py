@@ -143,12 +143,7 @@ def agrees(actual: Any, f: Callable[[Any], Any], x: np.ndarray = X) -> None:
   np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
-LONGER = ("det_2", "det_4", "det_of_a_singular_matrix", "checkpoint_of_cond", "checkpoint_of_scan")
-
-
-@pytest.mark.parametrize(
-  "name", [pytest.param(name, marks=pytest.mark.sampled if name in LONGER else ()) for name in ROWS]
-)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_tape_in_a_graph(name: str) -> None:
   check_in_a_graph(ROWS[name])
 
@@ -176,7 +171,6 @@ def test_symbolic_sizes() -> None:
     agrees(of(tf.constant(x)), several(SYMBOLIC), x)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("way", ["eager", "around", "compiled", "saved"])
 def test_other_ways(way: str, tmp_path: Path) -> None:
   converted = jax2tf.convert(several(ANY_WAY))

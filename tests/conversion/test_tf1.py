@@ -96,7 +96,6 @@ def check(function, *args, sizes=None, with_gradient=True):
     close(gradients, list(expected), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("function", [functions, control_flow], ids=["functions", "control_flow"])
 @pytest.mark.parametrize("settings", [(), ("control_flow_v2", "v2_tensorshape")], ids=["2", "1"])
 def test_values_and_gradients_in_a_session(function, settings):

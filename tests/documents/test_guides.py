@@ -55,7 +55,6 @@ def commands() -> Iterator[Path]:
     yield Path(name)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
   "path",
   [

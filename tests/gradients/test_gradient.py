@@ -72,7 +72,6 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_orders(name, order, mode):

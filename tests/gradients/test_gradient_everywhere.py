@@ -450,7 +450,6 @@ def _placed():
     yield pytest.param(place, "custom_vjp", graph, id=f"{place}-custom_vjp")
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("place", "name", "mode"), list(_placed()))
 def test_place(place, name, mode):
   """The gradient through a converted function that stands there."""

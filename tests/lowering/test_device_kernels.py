@@ -144,7 +144,6 @@ def same(ours: Any, theirs: Any) -> None:
       np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", ROWS)
 def test_has_kernels_and_jaxs_values(name):
   fun, args = ROWS[name]
@@ -160,7 +159,6 @@ def test_random_bits_have_kernels_by_default(name):
   assert off_device(concrete(fun, args)) == []
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint16, np.int8])
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 def test_moving_keeps_bits(jit_compile, dtype):

@@ -124,7 +124,6 @@ OF_INTEGERS = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [*DTYPES[1:], "int32", *NARROW])
 def test_the_forms_that_grappler_merges(dtype):
   """One graph of all forms, each of its own arguments: Grappler merges no op with two consumers."""

@@ -160,7 +160,6 @@ def test_what_is_little_work_picks_no_lanes(monkeypatch: pytest.MonkeyPatch) -> 
   assert "Where" not in ops_of(gamma, KEY, F32)
 
 
-@pytest.mark.sampled
 def test_the_bits_are_those_of_all_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
   """Also where the number of lanes that go on fills no vector of the processor."""
   fun = jax.vmap(counted)
@@ -170,7 +169,6 @@ def test_the_bits_are_those_of_all_lanes(monkeypatch: pytest.MonkeyPatch) -> Non
     np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.sampled
 def test_pfor_takes_all_lanes() -> None:
   """It has no converter of Where, whose results have a size of their own in each row."""
   fun, numbers = jax.vmap(nested), F32.reshape(2, -1)

@@ -145,7 +145,6 @@ def test_a_singular_sparse_system_gives_nan() -> None:
   assert np.isnan(jax2tf.convert(spsolve)(0 * SYSTEM[0], *SYSTEM[1:])).all()
 
 
-@pytest.mark.sampled
 def test_native_lowering_leaves_schur_to_its_rule() -> None:
   t, z = jax2tf.convert(schur, native_serialization=True)(SPD)
   np.testing.assert_allclose(z.numpy() @ t.numpy() @ z.numpy().T, SPD, rtol=1e-4)

@@ -68,7 +68,6 @@ def built(request: pytest.FixtureRequest) -> Built:
   return entry, *entry.build()
 
 
-@pytest.mark.sampled
 def test_saved_model(built: Built, tmp_path: Path) -> None:
   entry, fun, params = built
   assert sum(x.nbytes for x in jax.tree.leaves(params)) < LARGEST or entry.name in LARGE
@@ -108,7 +107,6 @@ def test_saved_model(built: Built, tmp_path: Path) -> None:
   assert all(len(sizes) == 2 for sizes in run_at.values())
 
 
-@pytest.mark.sampled
 def test_fused_idioms(built: Built) -> None:
   entry, fun, params = built
   model = saved_model.Model(params, polymorphic_constraints=entry.constraints, idioms="fused")

@@ -53,7 +53,6 @@ def built(request):
   return model, fun, as_arrays(params)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("built", MODELS, indirect=True)
 def test_forward(built):
   model, fun, params = built
@@ -70,7 +69,6 @@ def test_forward(built):
     close(converted(variables, x), expected, rtol=model.rtol, atol=model.rtol)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
   "built", [name for name, model in MODELS.items() if model.differentiable], indirect=True
 )

@@ -59,7 +59,6 @@ def test_values(name: str) -> None:
   close(function(*operands), expected, rtol=rtol, of_the_largest=True)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_in_xla(name: str) -> None:
   program = PROGRAMS[name]
@@ -127,7 +126,6 @@ def test_symbolic_sizes(fun: Callable[..., Any], spec: str, args: Any) -> None:
   close(concrete(*map(tf.constant, args)), expected, rtol=RTOL, of_the_largest=True)
 
 
-@pytest.mark.sampled
 def test_attention_of_a_symbolic_batch() -> None:
   batch = [normal(3, *x.shape) for x in PROGRAMS["flash_attention"].args]
   converted = jax2tf.convert(jax.vmap(flash_attention), polymorphic_shapes=["b, _, _, _"] * 3)
@@ -399,7 +397,6 @@ def test_a_saved_model_needs_no_kernel(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "tflite"])
 @pytest.mark.parametrize("name", ["layer_norm", "matmul"])
-@pytest.mark.sampled
 def test_exports(target: str, name: str, tmp_path: Path) -> None:
   """The exporter compares the file with the function, which JAX refuses to run on CPU."""
   converters = pytest.importorskip(f"jax2tf.converters.{target}")
@@ -416,7 +413,6 @@ def test_one_device_runs_kernels_of_an_accelerator_in_jax() -> None:
   close(jax.jit(jax2tf.one_device(softmax))(x), softmax(x, interpret=True), rtol=RTOL)
 
 
-@pytest.mark.sampled
 def test_kernels_on_a_mesh() -> None:
   """Each device has some heads; gradients are those of the backward kernel."""
   mesh = AbstractMesh((2,), ("i",), axis_types=(AxisType.Auto,))

@@ -166,7 +166,6 @@ def converted(row: Row) -> Any:
   return tf.function(jax2tf.convert(fun), autograph=False)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.fun.__name__)
 def test_values(row: Row) -> None:
   # sums by blocks
@@ -175,7 +174,6 @@ def test_values(row: Row) -> None:
   close(results, jax.jit(row.plain)(*row.args), rtol=rtol, of_the_largest=True)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("row", DIFFERENTIABLE, ids=lambda row: row.fun.__name__)
 def test_gradients(row: Row) -> None:
   """By JAX's backward kernels."""

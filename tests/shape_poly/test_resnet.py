@@ -28,7 +28,6 @@ def loss(apply, variables, x):
   return jnp.mean(jnp.sin(apply(variables, x)))
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("spec", SIZES)
 def test_five_sizes(spec):
   apply, variables = MODELS["linen_resnet"].build()

@@ -15,7 +15,6 @@ ROWS = [
 ]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
   ("row", "way"),
   [

@@ -186,8 +186,7 @@ def as_numpy(x: Any) -> np.ndarray:
 
 
 def _marks(case: Case, way: str) -> list[pytest.MarkDecorator]:
-  known = [pytest.mark.xfail(reason=case.xfail[way], strict=True)] if way in case.xfail else []
-  return [*known, pytest.mark.sampled]
+  return [pytest.mark.xfail(reason=case.xfail[way], strict=True)] if way in case.xfail else []
 
 
 def run(cases: Sequence[Case]) -> tuple[Callable[..., None], Any]:
