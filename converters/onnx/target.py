@@ -371,19 +371,17 @@ def data_locations(proto: Any) -> set[str]:
   }
 
 
-_PACKED_BELOW = 2**30  # bytes
+# In bytes: ONNX Runtime copies larger weights neither to pack them nor to widen them.
+_WITH_COPIES = 2**30
 
 
 def opened(model: Translated, file: Path, signature: Signature) -> Any:
   """Opens the file in ONNX Runtime, after ONNX's checker."""
   try:
     extra("onnx.checker").check_model(str(file), full_check=True)
-    options = runtime.quiet_options()
     data = data_files(file) if model.weights else ()  # which only weights are in
-    if sum(each.stat().st_size for each in data) > _PACKED_BELOW:
-      # Else ONNX Runtime holds a copy of each matrix beside the file, for faster products.
-      options.add_session_config_entry("session.disable_prepacking", "1")
-    return runtime.session(str(file), options)
+    is_large = sum(each.stat().st_size for each in data) > _WITH_COPIES
+    return runtime.session(str(file), without_copies=is_large)
   except Exception as error:
     if lacking := lacking_kernels(model):
       raise signature.refuse(TARGET, RUNTIME, lacking) from error
