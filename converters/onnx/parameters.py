@@ -26,6 +26,7 @@ QUANTIZED = {tf.int8, tf.uint8, *narrow.HELD}
 # for tf2onnx computes with constants.
 _STORED = {tf.bfloat16, *QUANTIZED}
 _SMALL = 1024
+_MOVES = ("Gather", "Transpose")
 
 
 class Value(Protocol):
@@ -169,18 +170,18 @@ def converted(array: np.ndarray, dtype: tf.DType) -> np.ndarray:
 
 def widen(graph: Any, wide: Mapping[str, tf.DType], specs: Mapping[str, tf.TensorSpec]) -> None:
   """Puts a Cast behind each of these inputs of a GraphProto, whose dtype is narrower in the file.
-  Rows are taken of a table in bfloat16 before the Cast.
+  Of bfloat16, rows are taken and axes moved before the Cast.
 
   Args:
     graph: the graph.
     wide: {input: its dtype behind the Cast}.
     specs: {input: its dtype and shape in the file}.
   """
-  tables = {name: dtype for name, dtype in wide.items() if specs[name].dtype == tf.bfloat16}
-  _widen_rows(graph, tables)
+  moved = {name: dtype for name, dtype in wide.items() if specs[name].dtype == tf.bfloat16}
+  _widen_behind(graph, moved)
   names = {name: f"{name}/wide" for name in wide}
   for node in protos.nodes(graph):
-    if node.op_type == "Gather" and node.input[0] in tables:
+    if node.op_type in _MOVES and node.input[0] in moved:
       continue
     node.input[:] = [names.get(name, name) for name in node.input]
   nodes = list(graph.node)
@@ -189,18 +190,19 @@ def widen(graph: Any, wide: Mapping[str, tf.DType], specs: Mapping[str, tf.Tenso
   graph.node.extend(nodes)
 
 
-def _widen_rows(graph: Any, tables: Mapping[str, tf.DType]) -> None:
-  """Puts a Cast behind each Gather of these inputs, also in loops and branches."""
+def _widen_behind(graph: Any, moved: Mapping[str, tf.DType]) -> None:
+  """Puts a Cast behind each node that moves elements of these inputs, also in loops and
+  branches."""
   nodes = list(graph.node)
   del graph.node[:]
   for node in nodes:
     for body in protos.bodies(node):
-      _widen_rows(body, tables)
+      _widen_behind(body, moved)
     graph.node.append(node)
-    if node.op_type == "Gather" and node.input[0] in tables:
-      (rows,) = node.output
-      graph.node[-1].output[:] = [f"{rows}/narrow"]
-      graph.node.append(_cast(f"{rows}/narrow", rows, tables[node.input[0]]))
+    if node.op_type in _MOVES and node.input[0] in moved:
+      (result,) = node.output
+      graph.node[-1].output[:] = [f"{result}/narrow"]
+      graph.node.append(_cast(f"{result}/narrow", result, moved[node.input[0]]))
 
 
 def _cast(name: str, result: str, dtype: tf.DType) -> Any:
