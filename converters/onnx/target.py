@@ -242,7 +242,8 @@ class Onnx(Target[WrittenModel]):
   def compare(self, source: Source, written: WrittenModel) -> Report:
     (signature,) = source.signatures.values()
     # Opened after the reference has run, which takes as much memory for large models.
-    session = functools.cache(functools.partial(opened, written.model, written.path, signature))
+    file = written.compared or written.path
+    session = functools.cache(functools.partial(opened, written.model, file, signature))
 
     def answer(runs: Sequence[plan.Run]) -> list[calls.Answer]:
       return answers(session(), runs)
