@@ -17,7 +17,7 @@ from .. import extras
 from ..export.source import ExportError, Source
 from ..onnx.exporter import IDIOMS
 from ..onnx.opsets import OLDEST
-from ..onnx.target import Onnx, opened
+from ..onnx.target import WITH_COPIES, Onnx, opened
 from ..saved_model.builder import Model
 from ..verify.plan import Comparison
 from . import block_weights, engine_rows, tokenizers
@@ -35,8 +35,13 @@ _MODEL, _CONFIG = "model.onnx", "genai_config.json"
 # In bytes, of the parameters: larger ones stay outside of the graph while it is translated.
 _OUTSIDE = 10**7
 _SIZES = {"s": [1, 5], "p": [1, 7]}  # of the symbolic dimensions; nothing is compared at them
-# What the engine does not log: a failure is raised.
-_FOR_CHECKS = {"model": {"decoder": {"session_options": {"log_severity_level": 4}}}}
+# Options of a session in a check. A failure is raised, so it is not logged.
+_QUIET = {"log_severity_level": 4}
+# For large weights: neither packed for faster products, nor widened before a call.
+_WITHOUT_COPIES = {
+  "session.disable_prepacking": "1",
+  "optimization.disable_specified_optimizers": "ConstantFolding",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +194,9 @@ class OnnxRuntimeGenAI(Target):
   def runners(self, decoder: Decoder, written: Path) -> Mapping[str, Runner]:
     genai = extra("onnxruntime_genai")
     config = genai.Config(str(written))
-    config.overlay(json.dumps(_FOR_CHECKS))
+    size = sum(file.stat().st_size for file in written.iterdir())
+    options = _QUIET | (_WITHOUT_COPIES if size > WITH_COPIES else {})
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
     try:
       model = genai.Model(config)
     except Exception as error:

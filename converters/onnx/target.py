@@ -373,7 +373,7 @@ def data_locations(proto: Any) -> set[str]:
 
 
 # In bytes: ONNX Runtime copies larger weights neither to pack them nor to widen them.
-_WITH_COPIES = 2**30
+WITH_COPIES = 2**30
 
 
 def opened(model: Translated, file: Path, signature: Signature) -> Any:
@@ -381,7 +381,7 @@ def opened(model: Translated, file: Path, signature: Signature) -> Any:
   try:
     extra("onnx.checker").check_model(str(file), full_check=True)
     data = data_files(file) if model.weights else ()  # which only weights are in
-    is_large = sum(each.stat().st_size for each in data) > _WITH_COPIES
+    is_large = sum(each.stat().st_size for each in data) > WITH_COPIES
     return runtime.session(str(file), without_copies=is_large)
   except Exception as error:
     if lacking := lacking_kernels(model):
