@@ -95,7 +95,7 @@ def program(
     with request_file.open("wb") as stream:
       stream.writelines(request)
     runs, late = 0, threading.Event()
-    _give_back()
+    give_back()
     with (
       log.open("wb") as stderr,
       subprocess.Popen(
@@ -131,7 +131,7 @@ def program(
     return Ended(code, response, runs, late.is_set(), log.read_text(errors="replace"))
 
 
-def _give_back() -> None:
+def give_back() -> None:
   """Gives freed memory back to the system, which the child may need: glibc keeps it, after an
   export a quarter of the weights."""
   if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):

@@ -17,6 +17,7 @@ from .. import extras
 from ..export.source import ExportError, Source
 from ..onnx.exporter import IDIOMS
 from ..onnx.opsets import OLDEST
+from ..onnx.runtime import WITHOUT_COPIES
 from ..onnx.target import WITH_COPIES, Onnx, opened
 from ..saved_model.builder import Model
 from ..verify.plan import Comparison
@@ -37,11 +38,6 @@ _OUTSIDE = 10**7
 _SIZES = {"s": [1, 5], "p": [1, 7]}  # of the symbolic dimensions; nothing is compared at them
 # Options of a session in a check. A failure is raised, so it is not logged.
 _QUIET = {"log_severity_level": 4}
-# For large weights: neither packed for faster products, nor widened before a call.
-_WITHOUT_COPIES = {
-  "session.disable_prepacking": "1",
-  "optimization.disable_specified_optimizers": "ConstantFolding",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +191,7 @@ class OnnxRuntimeGenAI(Target):
     genai = extra("onnxruntime_genai")
     config = genai.Config(str(written))
     size = sum(file.stat().st_size for file in written.iterdir())
-    options = _QUIET | (_WITHOUT_COPIES if size > WITH_COPIES else {})
+    options = _QUIET | (WITHOUT_COPIES if size > WITH_COPIES else {})
     config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
     try:
       model = genai.Model(config)

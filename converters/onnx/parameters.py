@@ -177,32 +177,31 @@ def widen(graph: Any, wide: Mapping[str, tf.DType], specs: Mapping[str, tf.Tenso
     wide: {input: its dtype behind the Cast}.
     specs: {input: its dtype and shape in the file}.
   """
-  moved = {name: dtype for name, dtype in wide.items() if specs[name].dtype == tf.bfloat16}
-  _widen_behind(graph, moved)
   names = {name: f"{name}/wide" for name in wide}
-  for node in protos.nodes(graph):
-    if node.op_type in _MOVES and node.input[0] in moved:
-      continue
-    node.input[:] = [names.get(name, name) for name in node.input]
+  moved = {name: dtype for name, dtype in wide.items() if specs[name].dtype == tf.bfloat16}
+  _read_wide(graph, names, moved)
   nodes = list(graph.node)
   del graph.node[:]
   graph.node.extend(_cast(name, names[name], dtype) for name, dtype in wide.items())
   graph.node.extend(nodes)
 
 
-def _widen_behind(graph: Any, moved: Mapping[str, tf.DType]) -> None:
-  """Puts a Cast behind each node that moves elements of these inputs, also in loops and
-  branches."""
+def _read_wide(graph: Any, names: Mapping[str, str], moved: Mapping[str, tf.DType]) -> None:
+  """Has the nodes of a graph, also in loops and branches, read inputs under these names. A node
+  that moves elements of one of `moved` reads that as it is, and gets a Cast behind it."""
   nodes = list(graph.node)
   del graph.node[:]
   for node in nodes:
     for body in protos.bodies(node):
-      _widen_behind(body, moved)
-    graph.node.append(node)
+      _read_wide(body, names, moved)
     if node.op_type in _MOVES and node.input[0] in moved:
       (result,) = node.output
-      graph.node[-1].output[:] = [f"{result}/narrow"]
-      graph.node.append(_cast(f"{result}/narrow", result, moved[node.input[0]]))
+      node.output[:] = [f"{result}/narrow"]
+      node.input[1:] = [names.get(name, name) for name in node.input[1:]]
+      graph.node.extend([node, _cast(node.output[0], result, moved[node.input[0]])])
+    else:
+      node.input[:] = [names.get(name, name) for name in node.input]
+      graph.node.append(node)
 
 
 def _cast(name: str, result: str, dtype: tf.DType) -> Any:

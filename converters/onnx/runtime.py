@@ -14,22 +14,19 @@ def extra(module: str) -> Any:
   return extras.module(module, "onnx", "exporting to ONNX")
 
 
-def session(model: str | bytes, options: Any = None, *, without_copies: bool = False) -> Any:
-  """A model opened in ONNX Runtime on CPU.
+# Options of a session that holds no copies of weights, neither packed for faster products nor in a
+# wider dtype. A call takes longer.
+WITHOUT_COPIES = {
+  "session.disable_prepacking": "1",
+  "optimization.disable_specified_optimizers": "ConstantFolding",
+}
 
-  Args:
-    model: a file, or the bytes of one.
-    options: those of the session, by default `quiet_options`.
-    without_copies: hold no copies of weights, neither for faster products nor in a wider dtype.
-  """
-  options = quiet_options() if options is None else options
-  if without_copies:
-    options.add_session_config_entry("session.disable_prepacking", "1")
+
+def session(model: str | bytes, options: Any = None) -> Any:
+  """A model opened in ONNX Runtime on CPU: a file, or the bytes of one. `options` are by default
+  `quiet_options`."""
   return extra("onnxruntime").InferenceSession(
-    model,
-    options,
-    providers=["CPUExecutionProvider"],
-    disabled_optimizers=["ConstantFolding"] if without_copies else None,
+    model, quiet_options() if options is None else options, providers=["CPUExecutionProvider"]
   )
 
 

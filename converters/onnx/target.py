@@ -381,8 +381,11 @@ def opened(model: Translated, file: Path, signature: Signature) -> Any:
   try:
     extra("onnx.checker").check_model(str(file), full_check=True)
     data = data_files(file) if model.weights else ()  # which only weights are in
-    is_large = sum(each.stat().st_size for each in data) > WITH_COPIES
-    return runtime.session(str(file), without_copies=is_large)
+    options = runtime.quiet_options()
+    if sum(each.stat().st_size for each in data) > WITH_COPIES:
+      for name, value in runtime.WITHOUT_COPIES.items():
+        options.add_session_config_entry(name, value)
+    return runtime.session(str(file), options)
   except Exception as error:
     if lacking := lacking_kernels(model):
       raise signature.refuse(TARGET, RUNTIME, lacking) from error

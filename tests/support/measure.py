@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from jax2tf.converters.bundle import graphs
+from jax2tf.converters.bundle import children, graphs
 
 _STATUS = pathlib.Path("/proc/self/status")
 
@@ -42,7 +41,7 @@ def growth_megabytes(call: Callable[[], Any]) -> float:
 
 def _settled() -> float:
   gc.collect()
-  ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that free() kept would hide what a call needs
+  children.give_back()  # memory that free() kept would hide what a call needs
   return _resident("VmRSS")
 
 
