@@ -18,7 +18,7 @@ from ..export.ranges import Range, RangedWeight
 from ..export.replay import Replacement
 from ..export.source import Source
 from ..export.weights import Weight
-from . import dequantizing, dynamic, folding, integer, narrow, rows
+from . import blocks, dequantizing, dynamic, folding, integer, narrow, rows
 from .dequantizing import Narrow
 from .fusing import Fusing
 from .integer import Ranges
@@ -111,6 +111,7 @@ def bound(
   for graph in parts.model.subgraphs:
     rows.take(parts, graph)
     fuse(graph)
+    blocks.split(parts, graph)
   if noted is not None:
     integer.quantize(parts, noted)
   if bits is not None:

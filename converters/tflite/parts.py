@@ -33,13 +33,14 @@ class Parts:
   Attributes:
     model: the ModelT of the schema.
     size: the size of the flatbuffer in bytes, approximately.
-    weights: {buffer: its contents}, for those that stand behind it.
+    weights: {buffer: its contents}, for those that stand behind it, or are bytes of one that does.
   """
 
   model: Any
   size: int
   weights: dict[int, Weight] = field(default_factory=dict)
   _transposed: dict[Any, int] = field(default_factory=dict)
+  _inside: dict[int, tuple[int, int]] = field(default_factory=dict)  # {buffer: (other, offset)}
 
   @classmethod
   def of(cls, contents: bytes) -> Parts:
@@ -71,6 +72,13 @@ class Parts:
       self._transposed[key] = self.add(weight.transposed(order))
     return self._transposed[key]
 
+  def rows(self, buffer: int, start: int, stop: int) -> int:
+    """A buffer of some rows of the matrix in another one, whose bytes it shares in the file."""
+    whole = self.weights[buffer]
+    number = self.add(whole.part((slice(start, stop),)))
+    self._inside[number] = buffer, start * whole.nbytes // whole.shape[0]
+    return number
+
   def sweep(self) -> None:
     """Takes their values from tensors that no op needs, and their data from buffers that no tensor
     has."""
@@ -82,6 +90,7 @@ class Parts:
         tensor.buffer = tensor.buffer if number in needed else 0
     used = {int(tensor.buffer) for graph in self.model.subgraphs for tensor in graph.tensors}
     used |= {int(entry.buffer) for entry in self.model.metadata or ()}
+    used |= {whole for number, (whole, _) in self._inside.items() if number in used}
     self.weights = {number: weight for number, weight in self.weights.items() if number in used}
     for number, buffer in enumerate(self.model.buffers):
       buffer.data = buffer.data if number in used else None
@@ -133,13 +142,17 @@ class Parts:
     self.sweep()
     places = dict.fromkeys(self.weights, (_UNKNOWN, _UNKNOWN))
     end = len(self._packed(places))
-    for number, weight in self.weights.items():
+    alone = {n: weight for n, weight in self.weights.items() if n not in self._inside}
+    for number, weight in alone.items():
       start = -(-end // _ALIGNMENT) * _ALIGNMENT
       places[number] = start, weight.nbytes
       end = start + weight.nbytes
+    for number in self.weights.keys() - alone.keys():
+      whole, offset = self._inside[number]
+      places[number] = places[whole][0] + offset, self.weights[number].nbytes
     with path.open("wb") as file:
       file.write(self._packed(places))
-      for number, weight in self.weights.items():
+      for number, weight in alone.items():
         file.seek(places[number][0])
         array = np.ascontiguousarray(weight.read())
         file.write(array.reshape(-1).view(np.uint8).data)
