@@ -3,6 +3,7 @@ the fields of a `Decoder` that follow from the model; `fields` are the others.""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .decoder import Decoder
+from .decoder import Decoder, causal
 
 # Of flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention.
 _FLAX_RULES = {"cache_index": "start"}
@@ -177,6 +178,10 @@ def from_gemma(model: Any, params: Any, **fields: Any) -> Decoder:
 def from_tunix(model: Any, *, dtype: Any = jnp.float32, **fields: Any) -> Decoder:
   """Creates the decoder of a model of the package `tunix`, such as its Gemma 3, Llama 3 and Qwen 3.
 
+  The attention of Tunix 0.1.7 with a sliding window reads several tokens at once rightly from
+  position 0 alone. So a decoder of such a model reads one token after another (`by_token`), and is
+  compared with the model without a cache.
+
   Args:
     model: the nnx module.
     dtype: the dtype of the cache.
@@ -207,7 +212,17 @@ def from_tunix(model: Any, *, dtype: Any = jnp.float32, **fields: Any) -> Decode
     return model(tokens, positions, cache, mask)
 
   rules = {"end_index": "start"}
-  return _of_nnx(model, call, {"init_cache": init_cache, "rules": rules, **fields})
+  decoder = _of_nnx(model, call, {"init_cache": init_cache, "rules": rules, **fields})
+  if getattr(config, "sliding_window_size", None) is None:
+    return decoder
+  at_once = decoder.step
+
+  def whole(params: Any, tokens: jax.Array) -> jax.Array:
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    logits, _ = at_once(params, tokens, positions, None, causal(positions, tokens.shape[1]))
+    return logits
+
+  return dataclasses.replace(decoder, step=by_token(at_once), reference=decoder.reference or whole)
 
 
 def from_bonsai(

@@ -3,6 +3,7 @@ layout: of a fixed length, or of the rows so far.
 
 A decoder writes into a cache of a fixed length. For an engine whose cache grows it gets one that is
 exactly long enough, and a write of the new rows at its end becomes a concatenation (`appending`).
+A step that computes with no other length than `context_length` gets that (`padded`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import numpy as np
-from jax import tree_util
+from jax import export, tree_util
 from jax.extend.core import Literal, Var, jaxpr_as_fun
 
 from jax2tf import normalise
@@ -126,6 +127,40 @@ def growing(
     return logits, dict(zip(rows, after, strict=True))
 
   return step
+
+
+def padded(decoder: Decoder, rows: Mapping[str, EngineRows]) -> Step:
+  """As `growing`, for one sequence and a step that needs a cache of `context_length` rows: rows of
+  zeros follow the engine's. The last operand is always None."""
+
+  def step(params: Any, tokens: jax.Array, positions: jax.Array, past: Any, _: None = None) -> Any:
+    count = tokens.shape[1]
+    length = past[next(iter(rows))].shape[LENGTH] + count
+    # An engine that goes on behind the last row asks for a negative number of these, which fails.
+    unused = decoder.context_length - length
+    cache = {}
+    for path, one in rows.items():
+      zeros = [jnp.zeros(one.shape(1, size), past[path].dtype) for size in (count, unused)]
+      cache[path] = one.to_leaf(jnp.concatenate([past[path], *zeros], LENGTH))
+    logits, after = decoder.on_rows(params, tokens, positions, cache)
+    held = {path: one.of_leaf(after[path])[:, :, :length] for path, one in rows.items()}
+    return logits.astype(jnp.float32), held
+
+  return step
+
+
+def refusal(decoder: Decoder, rows: Mapping[str, EngineRows]) -> str:
+  """Why the step cannot compute with a cache of any length; empty if it can."""
+  count, before = export.symbolic_shape("s, p")
+  ids = jax.ShapeDtypeStruct((1, count), jnp.int32)
+  past = {
+    path: jax.ShapeDtypeStruct(one.shape(1, before), one.leaf.dtype) for path, one in rows.items()
+  }
+  try:
+    jax.eval_shape(growing(decoder, rows), decoder.params, ids, ids, past)
+  except Exception as error:  # of the user's function, which was traced before with known sizes
+    return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+  return ""
 
 
 def traced(

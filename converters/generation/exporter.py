@@ -302,9 +302,9 @@ def _refuse(target: Target, found: LoopReport, least_agreement: float | None) ->
   if problems:
     wrong = dict.fromkeys(row.engine for row in found.rows if row.problem)
     advice = [advice for engine in wrong if (advice := target.advice(engine))]
-    lines = [found.verdict, *(f"  {problem}" for problem in problems), *advice]
-    lines.append("nothing was written")
-    raise ExportError(target.name, "\n".join(lines))
+    lines = [found.verdict, *(f"  {problem}" for problem in problems)]
+    advised = [part for one in advice for part in ("\n", one)]
+    raise ExportError(target.name, Text("\n".join(lines), *advised, "\nnothing was written"))
 
 
 def _size(path: Path) -> int:

@@ -79,6 +79,7 @@ class OnnxRuntimeGenAI(Target):
       extra(module)
     decoder.check_rows_only()
     self._check_rows(decoder)
+    self._check_length(decoder)
     tokenizers.check(decoder, ENGINE, NAME)
 
   def _check_rows(self, decoder: Decoder) -> None:
@@ -94,6 +95,17 @@ class OnnxRuntimeGenAI(Target):
         problem=f"{ENGINE} has one shape and one dtype for the keys and values of all layers, and "
         f"cache leaves {first!r} and {second!r} differ",
         advice="give all of them one shape",
+      )
+
+  def _check_length(self, decoder: Decoder) -> None:
+    """A cache that grows has the rows so far, whatever their number."""
+    rows = engine_rows.of_decoder(decoder, by_heads=False)
+    if self.cache == GROWING and (why := engine_rows.refusal(decoder, rows)):
+      raise ArgumentError(
+        "cache",
+        GROWING,
+        problem=f"this step needs a cache of {decoder.context_length} rows: {why}",
+        advice=f"give {SHARED!r}",
       )
 
   def pieces(self, decoder: Decoder) -> Sequence[int]:

@@ -37,6 +37,7 @@ from .target import Target
 NAME = "openvino-genai"
 ENGINE = "OpenVINO GenAI"
 _NOT_PAGED = Argument("paged_attention", False)
+_PAGED = f"{ENGINE} (PA)"
 # In bytes, of the parameters: larger ones stay outside of the graph while it is translated.
 _OUTSIDE = 10**7
 # OpenVINO computes in bfloat16 and keeps the cache in 8 bits by default, where the processor can.
@@ -78,6 +79,14 @@ class OpenvinoGenAI(Target):
         problem="the engine then runs tokens of several sequences in one batch, and this step "
         "hides rows by itself",
         advice=Text("give `step` a parameter `mask`, or pass ", _NOT_PAGED),
+      )
+    if self.paged_attention and (why := engine_rows.refusal(decoder, _rows(decoder))):
+      raise ArgumentError(
+        "paged_attention",
+        True,
+        problem=f"the engine then has as many rows as tokens, and this step needs a cache of "
+        f"{decoder.context_length}: {why}",
+        advice=Text("compute with any length, or pass ", _NOT_PAGED),
       )
 
   def pieces(self, decoder: Decoder) -> Sequence[int]:
@@ -130,14 +139,20 @@ class OpenvinoGenAI(Target):
     """The step with the names and the layout of the engine's own models.
 
     A decoder without `mask` attends to all earlier rows, so it has one sequence in a batch: the
-    engine fills shorter ones up.
+    engine fills shorter ones up. So has one that needs a cache of `context_length` rows, for it
+    writes at the positions of the tokens.
     """
-    rows = engine_rows.of_decoder(decoder, by_heads=True)
+    rows = _rows(decoder)
     names = _names(decoder)
-    step = engine_rows.growing(
-      decoder, rows, attention.rewritten if self.paged_attention else lambda jaxpr: jaxpr
+    change = attention.rewritten if self.paged_attention else lambda jaxpr: jaxpr
+    has_length = bool(engine_rows.refusal(decoder, rows))
+    step = (
+      engine_rows.padded(decoder, rows)
+      if has_length
+      else engine_rows.growing(decoder, rows, change)
     )
-    batch = "b" if decoder.takes_mask() else 1
+    takes_mask = decoder.takes_mask() and not has_length
+    batch = "b" if takes_mask else 1
 
     def call(
       params: Any,
@@ -155,18 +170,23 @@ class OpenvinoGenAI(Target):
       "position_ids": f"i32[{batch},s]",
       "past": {names[path]: one.spec(batch, "p") for path, one in rows.items()},
     }
-    if decoder.takes_mask():
+    if takes_mask:
       inputs["attention_mask"] = "i32[b,p+s]"
-    model = Model(decoder.params, trainable=False, idioms=IDIOMS)
+    model = Model(
+      decoder.params,
+      trainable=False,
+      polymorphic_constraints=[f"p + s <= {decoder.context_length}"] if has_length else [],
+      idioms=IDIOMS,
+    )
     model.add(call, inputs=inputs)
     return model
 
   def runners(self, decoder: Decoder, written: Path) -> Mapping[str, Runner]:
     run = functools.partial(_in_openvino, decoder, written)
-    backends = ["SDPA", *(["PA"] if self.paged_attention else [])]
+    backends = {"SDPA": f"{ENGINE} (SDPA)"} | ({"PA": _PAGED} if self.paged_attention else {})
     in_engine = {
-      f"{ENGINE} ({backend})": functools.partial(_in_engine, decoder, written, backend)
-      for backend in backends
+      engine: functools.partial(_in_engine, decoder, written, backend)
+      for backend, engine in backends.items()
     }
     return {"OpenVINO": run, **in_engine}
 
@@ -175,8 +195,23 @@ class OpenvinoGenAI(Target):
     options.apply_chat_template = False  # OpenVINO 2026.4 puts any text into it by default
     return str(_pipeline(path).generate(prompt, options))
 
+  def advice(self, engine: str) -> str:
+    if engine != _PAGED:
+      return ""
+    return Text(
+      "paged attention rounds in other places, which a router of experts may turn into another "
+      "choice; pass ",
+      _NOT_PAGED,
+      ", for the engine's other backend, SDPA",
+    )
+
   def versions(self) -> dict[str, str]:
     return {name: extra(name).__version__ for name in ("openvino", "openvino_genai")}
+
+
+def _rows(decoder: Decoder) -> dict[str, engine_rows.EngineRows]:
+  """{path: how the engine holds the leaf}."""
+  return engine_rows.of_decoder(decoder, by_heads=True)
 
 
 def _names(decoder: Decoder) -> dict[str, str]:
@@ -205,7 +240,7 @@ def _configurations(decoder: Decoder) -> dict[str, dict[str, Any]]:
 def _causal_attentions(decoder: Decoder) -> list[bool]:
   """For each attention that is recognised, whether its mask hides the later rows and no others, for
   the first and the last tokens of a context."""
-  rows = engine_rows.of_decoder(decoder, by_heads=True)
+  rows = _rows(decoder)
 
   def masks(tokens: jax.Array, positions: jax.Array, held: jax.Array, read: jax.Array) -> Any:
     # Values that no mask depends on: only their shapes are there when this runs.

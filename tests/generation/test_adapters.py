@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -95,7 +96,48 @@ def of_equinox() -> generation.Decoder:
   return generation.from_equinox(Model(table), context_length=CONTEXT, init_cache=_empty)
 
 
-@pytest.mark.parametrize("make", [of_linen, of_nnx, of_nnx_with_a_cache_as_argument, of_equinox])
+@dataclasses.dataclass(frozen=True)
+class TunixConfig:
+  """What `from_tunix` reads of a configuration."""
+
+  num_layers: int = 1
+  num_kv_heads: int = 1
+  head_dim: int = WIDTH
+  sliding_window_size: int = 3
+
+
+def of_tunix_with_a_window() -> generation.Decoder:
+  """Its window is right for one token, and for several at the beginning of a text."""
+  from flax import nnx  # noqa: PLC0415
+
+  class Model(nnx.Module):
+    def __init__(self, rngs: Any):
+      self.config = TunixConfig()
+      self.embed = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
+
+    def __call__(self, tokens: Any, positions: Any, cache: Any, mask: Any) -> Any:
+      x, count = self.embed(tokens), tokens.shape[1]
+      rows = x[:, :, None]
+      if cache is not None:
+        start = cache["layer_0"]["end_index"][0]
+        rows = jax.lax.dynamic_update_slice(cache["layer_0"]["k"], rows, (0, start, 0, 0))
+      last = mask.sum(-1) - 1 if count == 1 else jnp.arange(count)[None]
+      behind = last[..., None] - jnp.arange(rows.shape[1])
+      seen = mask & (behind < self.config.sliding_window_size)
+      scores = jnp.einsum("bqh,bkoh->bqk", x, rows)
+      x += jnp.einsum("bqk,bkoh->bqh", jax.nn.softmax(jnp.where(seen, scores, -1e30)), rows)
+      logits = x @ self.embed.embedding[::-1].T
+      if cache is None:
+        return logits, None
+      end = cache["layer_0"]["end_index"] + count
+      return logits, {"layer_0": {"k": rows, "v": rows, "end_index": end}}
+
+  return generation.from_tunix(Model(nnx.Rngs(0)), context_length=CONTEXT)
+
+
+@pytest.mark.parametrize(
+  "make", [of_linen, of_nnx, of_nnx_with_a_cache_as_argument, of_equinox, of_tunix_with_a_window]
+)
 def test_the_loop_by_rules_has_the_tokens_of_the_whole_text(
   make: Callable[[], generation.Decoder],
 ) -> None:

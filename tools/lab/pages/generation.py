@@ -26,7 +26,7 @@ all tokens. A target with two engines counts both. In int8 files, other tokens a
 two are nearly as probable, which is frequent with random weights. "Pieces": the model's own JAX
 function computes a different result from a prompt in pieces than from the whole prompt, so the
 file is compared with JAX in pieces. "SDPA": the engine's paged attention would not compute this
-model's attention, so the other backend runs it.
+model's attention, or chose other tokens, so the other backend runs it.
 """
 _TRAINED = f"""## Rounded weights of a trained decoder
 
