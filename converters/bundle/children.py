@@ -132,7 +132,7 @@ def program(
 
 
 def give_back() -> None:
-  """Gives freed memory back to the system, which the child may need: glibc keeps it, after an
-  export a quarter of the weights."""
+  """Gives freed memory back to the system, for a child or another allocator may need it: glibc
+  keeps it, after an export a quarter of the weights."""
   if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
     trim(0)

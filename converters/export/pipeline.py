@@ -4,6 +4,7 @@ compare, publish."""
 from __future__ import annotations
 
 import abc
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from jax2tf.messages import ArgumentError
 
-from ..bundle import manifest, paths, publish
+from ..bundle import children, manifest, paths, publish
 from ..saved_model.builder import Model
 from ..verify import plan
 from ..verify.report import Report
@@ -76,6 +77,7 @@ class Written:
 
 
 W = TypeVar("W", bound=Written)
+_LARGE = 2**30  # bytes of files
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,10 @@ def completed(
   as it was."""
   with publish.beside(path.parent) as place:
     written = write(place)
+    if written.size > _LARGE:
+      # JAX may compute the reference with the weights in a wider dtype, of which it needs a copy.
+      gc.collect()  # graphs have cycles
+      children.give_back()
     report = compare(written)
     target.check_path(path)  # again, because the comparison may have taken minutes
     size = written.size

@@ -14,7 +14,7 @@ from ai_edge_litert import interpreter
 from jax import lax
 
 from jax2tf.converters import saved_model, tflite
-from jax2tf.converters.tflite import binding
+from jax2tf.converters.tflite import binding, blocks
 
 RNG = np.random.default_rng(0)
 
@@ -162,3 +162,26 @@ def test_rows_of_a_narrow_table_are_taken_before_they_are_widened(tmp_path: Path
   assert dtypes[table] == jnp.bfloat16
   widening = [op for op in ops if op["op_name"] == "CAST" and shapes[op["inputs"][0]] == (64, 64)]
   assert len(widening) == 1
+
+
+def test_large_narrow_products_are_blocks_of_one_matrix(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  """An embedding that is also the last layer, of more rows than its blocks have in sum, in two
+  signatures of the file."""
+  monkeypatch.setattr(blocks, "_LARGE", 2**15)
+  params = {"embed": weight(300, 64).astype(jnp.bfloat16)}
+
+  def tied(params: Any, tokens: jax.Array) -> jax.Array:
+    x = jnp.tanh(params["embed"][tokens])
+    return (x @ params["embed"].T).astype(jnp.float32)
+
+  model = saved_model.Model(params, trainable=False, idioms=tflite.exporter.IDIOMS)
+  model.add(tied, inputs={"tokens": "i32[b]"}, outputs=["y"], signatures="symbolic")
+  model.add(tied, inputs={"tokens": "i32[1,3]"}, outputs=["y"], signatures="known")
+  made = tflite.save_model(model, tmp_path / "m.tflite", samples=1)
+  assert made.report.ok
+  assert made.size < params["embed"].nbytes + 10_000
+  products = {"FULLY_CONNECTED": 3, "CONCATENATION": 1, "GATHER": 1}
+  ops = tflite.inspect(made.path).as_json()["ops"]
+  assert {kind: ops[kind]["count"] for kind in products} == {k: 2 * n for k, n in products.items()}
