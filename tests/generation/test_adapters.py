@@ -100,7 +100,7 @@ def of_equinox() -> generation.Decoder:
 class TunixConfig:
   """What `from_tunix` reads of a configuration."""
 
-  num_layers: int = 1
+  num_layers: int = 2
   num_kv_heads: int = 1
   head_dim: int = WIDTH
   sliding_window_size: int = 3
@@ -116,21 +116,19 @@ def of_tunix_with_a_window() -> generation.Decoder:
       self.embed = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
 
     def __call__(self, tokens: Any, positions: Any, cache: Any, mask: Any) -> Any:
-      x, count = self.embed(tokens), tokens.shape[1]
-      rows = x[:, :, None]
-      if cache is not None:
-        start = cache["layer_0"]["end_index"][0]
-        rows = jax.lax.dynamic_update_slice(cache["layer_0"]["k"], rows, (0, start, 0, 0))
-      last = mask.sum(-1) - 1 if count == 1 else jnp.arange(count)[None]
-      behind = last[..., None] - jnp.arange(rows.shape[1])
-      seen = mask & (behind < self.config.sliding_window_size)
-      scores = jnp.einsum("bqh,bkoh->bqk", x, rows)
-      x += jnp.einsum("bqk,bkoh->bqh", jax.nn.softmax(jnp.where(seen, scores, -1e30)), rows)
-      logits = x @ self.embed.embedding[::-1].T
-      if cache is None:
-        return logits, None
-      end = cache["layer_0"]["end_index"] + count
-      return logits, {"layer_0": {"k": rows, "v": rows, "end_index": end}}
+      x, count, after = self.embed(tokens), tokens.shape[1], {}
+      for layer in (f"layer_{i}" for i in range(self.config.num_layers)):
+        rows = x[:, :, None]
+        if cache is not None:
+          end = cache[layer]["end_index"]
+          rows = jax.lax.dynamic_update_slice(cache[layer]["k"], rows, (0, end[0], 0, 0))
+          after[layer] = {"k": rows, "v": rows, "end_index": end + count}
+        last = mask.sum(-1) - 1 if count == 1 else jnp.arange(count)[None]
+        behind = last[..., None] - jnp.arange(rows.shape[1])
+        seen = mask & (behind < self.config.sliding_window_size)
+        scores = jnp.einsum("bqh,bkoh->bqk", x, rows)
+        x += jnp.einsum("bqk,bkoh->bqh", jax.nn.softmax(jnp.where(seen, scores, -1e30)), rows)
+      return x @ self.embed.embedding[::-1].T, after
 
   return generation.from_tunix(Model(nnx.Rngs(0)), context_length=CONTEXT)
 
