@@ -7,9 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import checkify
 
 from jax2tf import one_device
+
+from ..bundle import children
 
 # In bytes of all arguments.
 _LARGE = 2**29
@@ -59,16 +62,24 @@ def compiled(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
   widens one after the other; the values are the same.
   """
   usual = jax.jit(fun, **options)
+  known: set[Any] = set()
 
   @functools.cache
-  def sparing() -> Callable[..., Any]:
+  def sparing() -> Any:
     return jax.jit(fun, **options, compiler_options=_in_little_memory())
 
   def run(*args: Any) -> Any:
     leaves = jax.tree.leaves(args)
     is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     is_large = sum(getattr(leaf, "nbytes", 0) for leaf in leaves) > _LARGE
-    return (sparing() if is_large and not is_traced else usual)(*args)
+    if is_traced or not is_large:
+      return usual(*args)
+    shapes = tuple(map(jnp.shape, leaves))
+    if shapes not in known:
+      sparing().lower(*args).compile()  # the call below finds it
+      children.give_back()  # what the compiler took
+      known.add(shapes)
+    return sparing()(*args)
 
   return run
 
