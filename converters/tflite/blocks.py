@@ -33,7 +33,8 @@ def split(parts: Parts, graph: Any) -> None:
     if parts.kind(op) != "FULLY_CONNECTED":
       continue
     matrix = int(op.inputs[1])
-    if matrix in widening and readers[matrix] == 1 and op.inputs[2] < 0:
+    has_bias = any(n >= 0 for n in op.inputs[2:])
+    if matrix in widening and readers[matrix] == 1 and not has_bias:
       operators[-1:] = _blocks(parts, graph, op, widening[matrix])
   read = {int(n) for op in operators for n in op.inputs} | set(map(int, graph.outputs))
   graph.operators = [
@@ -55,12 +56,12 @@ def _blocks(parts: Parts, graph: Any, product: Any, widen: Any) -> list[Any]:
   made, results = [], []
   for start in range(0, rows, step):
     size = min(step, rows - start)
-    buffer = parts.rows(int(narrow.buffer), start, start + size)
+    buffer = parts.rows(int(narrow.buffer), (rows, columns), start, start + size)
     block = add_tensor(graph, narrow.name, dtype, (size, columns), buffer)
     widened = add_tensor(graph, wide.name, computed, (size, columns))
     results.append(_like(graph, result, size))
     multiply = copy.copy(product)
-    multiply.inputs = np.array([product.inputs[0], widened, -1], np.int32)
+    multiply.inputs = np.array([product.inputs[0], widened, *product.inputs[2:]], np.int32)
     multiply.outputs = np.array([results[-1]], np.int32)
     made += [parts.op("CAST", 1, [block], widened), multiply]
   return [*made, _joined(parts, results, int(product.outputs[0]), len(result.shape) - 1)]

@@ -72,11 +72,12 @@ class Parts:
       self._transposed[key] = self.add(weight.transposed(order))
     return self._transposed[key]
 
-  def rows(self, buffer: int, start: int, stop: int) -> int:
-    """A buffer of some rows of the matrix in another one, whose bytes it shares in the file."""
-    whole = self.weights[buffer]
+  def rows(self, buffer: int, shape: tuple[int, int], start: int, stop: int) -> int:
+    """A buffer of some rows of a matrix of this shape in another one, whose bytes it shares in the
+    file."""
+    whole = self.weights[buffer].reshaped(shape)
     number = self.add(whole.part((slice(start, stop),)))
-    self._inside[number] = buffer, start * whole.nbytes // whole.shape[0]
+    self._inside[number] = buffer, start * whole.nbytes // shape[0]
     return number
 
   def sweep(self) -> None:

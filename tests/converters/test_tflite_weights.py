@@ -170,11 +170,11 @@ def test_large_narrow_products_are_blocks_of_one_matrix(
   """An embedding that is also the last layer, of more rows than its blocks have in sum, in two
   signatures of the file."""
   monkeypatch.setattr(blocks, "_LARGE", 2**15)
-  params = {"embed": weight(300, 64).astype(jnp.bfloat16)}
+  params = {"embed": weight(3, 100, 64).astype(jnp.bfloat16)}
 
   def tied(params: Any, tokens: jax.Array) -> jax.Array:
-    x = jnp.tanh(params["embed"][tokens])
-    return (x @ params["embed"].T).astype(jnp.float32)
+    table = params["embed"].reshape(300, 64)
+    return (jnp.tanh(table[tokens]) @ table.T).astype(jnp.float32)
 
   model = saved_model.Model(params, trainable=False, idioms=tflite.exporter.IDIOMS)
   model.add(tied, inputs={"tokens": "i32[b]"}, outputs=["y"], signatures="symbolic")
