@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax2tf.converters import generation, onnx, saved_model, tflite
+from jax2tf.converters.bundle import children
 from jax2tf.converters.generation import litert_lm_bundle
 from jax2tf.tools.lab import measure, workers
 
@@ -288,6 +289,7 @@ class _Memory:
   peak = 0
 
   def __enter__(self) -> _Memory:
+    children.give_back()  # what the random parameters took in float32
     self._watcher = subprocess.Popen(
       [sys.executable, "-c", _WATCH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
