@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
-from . import steps
+from . import references, steps
 
 # Equations that only call their jaxpr, the first one among their parameters.
 CALLS = {
@@ -76,18 +76,19 @@ class Wide:
         x if _is_key(x) else x.astype(_wide_dtype(dtype))
         for x, dtype in zip(leaves, dtypes, strict=True)
       ]
-      return _evaluated(closed.jaxpr, constants, cast)
+      # Here XLA can widen one constant after the other; a model closes over its parameters.
+      return _evaluated(closed.jaxpr, [_wide(x) for x in constants], cast)
 
     def run_moved(constants: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
       with _moving():
         return run(constants, leaves)
 
     return cls(
-      jax.jit(run),
+      references.compiled(run),
       closed.consts,
       longest_sum(closed.jaxpr),
       steps.of_results(closed.jaxpr, CALLS),
-      jax.jit(run_moved),
+      references.compiled(run_moved),
     )
 
   def __call__(self, *args: Any) -> list[Any]:
@@ -100,9 +101,8 @@ class Wide:
 
   def _called(self, run: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
     with jax.enable_x64(True):
-      constants = [_wide(x) for x in self.constants]
       leaves = [x if isinstance(x, jax.Array) else np.asarray(x) for x in jax.tree.leaves(args)]
-      return [x if _is_key(x) else np.asarray(x) for x in run(constants, leaves)]
+      return [x if _is_key(x) else np.asarray(x) for x in run(self.constants, leaves)]
 
 
 @contextlib.contextmanager

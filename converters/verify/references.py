@@ -15,7 +15,7 @@ from jax2tf import one_device
 from ..bundle import children
 
 # In bytes of all arguments.
-_LARGE = 2**29
+_LARGE = 2**28
 
 
 def jitted(fun: Callable[..., Any]) -> Callable[..., Any]:
