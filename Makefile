@@ -216,7 +216,7 @@ $(VENV)/.test: $(VENV)/.examples
 # Of what the libraries of models require, these are what an import of their models needs; Bonsai has no release.
 $(VENV)-generation/.generation: $(VENV)-generation/.venv pyproject.toml
 	$(VENV)-generation/bin/python $(INSTALL) -e '.[all]' --group test
-	$(VENV)-generation/bin/python $(INSTALL) --no-deps 'gemma>=4; python_version >= "3.12"' 'google-tunix>=0.1.7' array_record chex clu einops google-metrax grain ipython kauldron \
+	$(VENV)-generation/bin/python $(INSTALL) --no-deps 'gemma>=4; python_version >= "3.12"' 'google-tunix>=0.1.7' array_record chex clu dialog einops google-metrax grain ipython kauldron \
 	  lark mediapy ml_collections pandas perfetto portpicker promise tensorboard tensorboardX tensorflow_datasets tensorflow-metadata toml toolz traitlets typeguard \
 	  'bonsai @ git+https://github.com/jax-ml/bonsai'
 	@touch $@
