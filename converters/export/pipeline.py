@@ -77,7 +77,7 @@ class Written:
 
 
 W = TypeVar("W", bound=Written)
-_LARGE = 2**30  # bytes of files
+_LARGE = 2**28  # bytes of files
 
 
 @dataclass(frozen=True)
