@@ -122,11 +122,6 @@ class Decoder:
     dtypes = {jnp.dtype(array.dtype) for array in arrays if hasattr(array, "dtype")}
     return frozenset(dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
 
-  @property
-  def nbytes(self) -> int:
-    """The bytes of all parameters."""
-    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(self.params))
-
   @functools.cached_property
   def embedding(self) -> jax.ShapeDtypeStruct:
     """The shape and dtype of the embedding of one token, f[1,1,D].

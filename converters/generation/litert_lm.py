@@ -25,10 +25,8 @@ from .target import Target
 
 _PREFILL_LENGTHS = (16, 128, 1024)  # by default those up to half of the cache
 # By how much more than logits the entries of a cache may differ, for parameters of 8 or 16 bits: of
-# 26 layers in bfloat16, those of the last ones differ by 0.2. So may those of large parameters, for
-# a closer comparison measures JAX's own rounding in float64, which takes twice their memory.
+# 26 layers in bfloat16, those of the last ones differ by 0.2.
 _OF_CALLS = 5
-_LARGE = 2**28  # bytes of all parameters
 _ONE_BUFFER = "LiteRT with one buffer for the cache"
 _ADVICE = (
   "LiteRT-LM has one buffer for a cache before and after a call, so a step must not use the "
@@ -95,8 +93,8 @@ class LiteRTLM(Target):
   def write(self, decoder: Decoder, place: Path) -> Path:
     place.mkdir()
     coarsest = report.tolerance_of([*decoder.dtypes])
-    is_coarse = coarsest > report.TOLERANCES["float32"] or decoder.nbytes > _LARGE
-    tolerance = _OF_CALLS * coarsest if is_coarse and self.quantization is None else None
+    is_coarse = coarsest > report.TOLERANCES["float32"] and self.quantization is None
+    tolerance = _OF_CALLS * coarsest if is_coarse else None
     model = place / "model.tflite"
     # Single calls; the loop below is the comparison that counts.
     tflite.save_model(
