@@ -145,7 +145,8 @@ class OpenvinoGenAI(Target):
     rows = _rows(decoder)
     names = _names(decoder)
     change = attention.rewritten if self.paged_attention else lambda jaxpr: jaxpr
-    has_length = bool(engine_rows.refusal(decoder, rows))
+    # For paged attention `check` has refused it.
+    has_length = not self.paged_attention and bool(engine_rows.refusal(decoder, rows))
     step = (
       engine_rows.padded(decoder, rows)
       if has_length

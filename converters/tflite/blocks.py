@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from typing import Any
 
 import numpy as np
 
 from . import flatbuffer
-from .parts import Parts, add_tensor, dtype_of
+from .parts import Parts, add_tensor, dtype_of, reads
 
 _LARGE = 2**23  # bytes of a widened matrix; larger ones become blocks up to this
 _ROWS = 64  # a block has a multiple of these, so that it is aligned in the file
@@ -24,9 +23,7 @@ _ROWS = 64  # a block has a multiple of these, so that it is aligned in the file
 def split(parts: Parts, graph: Any) -> None:
   """Replaces the products of a graph with large widened matrices. The file has each matrix once:
   the blocks are bytes of it."""
-  widening = {int(op.outputs[0]): op for op in graph.operators if parts.widens(graph, op)}
-  readers = Counter(int(n) for op in graph.operators for n in op.inputs)
-  readers.update(map(int, graph.outputs))
+  widening, counts = parts.widening(graph), reads(graph)
   operators: list[Any] = []
   for op in graph.operators:
     operators.append(op)
@@ -34,12 +31,10 @@ def split(parts: Parts, graph: Any) -> None:
       continue
     matrix = int(op.inputs[1])
     has_bias = any(n >= 0 for n in op.inputs[2:])
-    if matrix in widening and readers[matrix] == 1 and not has_bias:
+    if matrix in widening and counts[matrix] == 1 and not has_bias:
       operators[-1:] = _blocks(parts, graph, op, widening[matrix])
-  read = {int(n) for op in operators for n in op.inputs} | set(map(int, graph.outputs))
-  graph.operators = [
-    op for op in operators if not parts.widens(graph, op) or int(op.outputs[0]) in read
-  ]
+  graph.operators = operators
+  parts.drop_unread(graph)
 
 
 def _blocks(parts: Parts, graph: Any, product: Any, widen: Any) -> list[Any]:

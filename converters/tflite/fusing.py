@@ -13,7 +13,7 @@ import numpy as np
 from ..export.weights import Weight
 from . import flatbuffer
 from .dequantizing import Narrow
-from .parts import CHANNELS, Parts, add_tensor, dtype_of
+from .parts import CHANNELS, Parts, add_tensor, dtype_of, reads
 
 _KEEPS_SHAPE = 5  # the version of FULLY_CONNECTED that keeps the dimensions of its operand
 _NONE = 0  # no activation
@@ -27,14 +27,13 @@ class Fusing:
 
   def fuse(self, graph: Any) -> None:
     """Fuses the ops of one graph."""
-    widening = {int(op.outputs[0]): op for op in graph.operators if self._parts.widens(graph, op)}
+    widening = self._parts.widening(graph)
     turned: set[int] = set()
     for op in graph.operators:
       if self._parts.kind(op) == "BATCH_MATMUL":
         self._to_fully_connected(graph, op, widening, turned)
     _move_to_readers(graph, widening)
-    counts = Counter(int(n) for op in graph.operators for n in op.inputs)
-    counts.update(map(int, graph.outputs))
+    counts = reads(graph)
     producers: dict[int, Any] = {}
     remaining = []
     for op in graph.operators:

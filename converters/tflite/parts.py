@@ -8,6 +8,7 @@ They are written one by one from the arrays, so the file takes no memory, and ma
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +106,17 @@ class Parts:
     """Whether the op of a graph widens a large weight, at each call."""
     return self.kind(op) == "CAST" and int(graph.tensors[op.inputs[0]].buffer) in self.weights
 
+  def widening(self, graph: Any) -> dict[int, Any]:
+    """{tensor: the op that widens a large weight to it}."""
+    return {int(op.outputs[0]): op for op in graph.operators if self.widens(graph, op)}
+
+  def drop_unread(self, graph: Any) -> None:
+    """Removes the ops that widen large weights for no op and no output of the graph."""
+    read = reads(graph)
+    graph.operators = [
+      op for op in graph.operators if not self.widens(graph, op) or int(op.outputs[0]) in read
+    ]
+
   def code(self, kind: str, version: int) -> int:
     """The number of a builtin op in the model, which it adds if it is new."""
     tools = flatbuffer.tools()
@@ -163,6 +175,13 @@ class Parts:
       buffer = self.model.buffers[number]
       buffer.offset, buffer.size = offset, size
     return flatbuffer.packed(self.model, self.size)
+
+
+def reads(graph: Any) -> Counter[int]:
+  """{tensor: how many operands of ops and outputs of the graph it is}."""
+  counts = Counter(int(n) for op in graph.operators for n in op.inputs)
+  counts.update(map(int, graph.outputs))
+  return counts
 
 
 def add_tensor(

@@ -42,7 +42,7 @@ def take(parts: Parts, graph: Any) -> None:
 
   The converter widens before these ops, and LiteRT would widen the table at each call.
   """
-  widening = {int(op.outputs[0]): op for op in graph.operators if parts.widens(graph, op)}
+  widening = parts.widening(graph)
   moved: list[Any] = []
   for op in graph.operators:
     moved.append(op)
@@ -54,10 +54,8 @@ def take(parts: Parts, graph: Any) -> None:
       moved.append(taken(parts, graph, op, table))
     elif kind == "RESHAPE" and (wide := _reshaped(parts, graph, op, table)):
       moved[-1] = widening[int(op.outputs[0])] = wide
-  read = {int(n) for op in moved for n in op.inputs} | set(map(int, graph.outputs))
-  graph.operators = [
-    op for op in moved if not parts.widens(graph, op) or int(op.outputs[0]) in read
-  ]
+  graph.operators = moved
+  parts.drop_unread(graph)
 
 
 def _reshaped(parts: Parts, graph: Any, op: Any, table: int) -> Any:

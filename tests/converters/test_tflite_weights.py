@@ -167,8 +167,8 @@ def test_rows_of_a_narrow_table_are_taken_before_they_are_widened(tmp_path: Path
 def test_large_narrow_products_are_blocks_of_one_matrix(
   tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-  """An embedding that is also the last layer, of more rows than its blocks have in sum, in two
-  signatures of the file."""
+  """An embedding that is also the last layer, in blocks of 128, 128 and 44 rows, in two signatures
+  of the file."""
   monkeypatch.setattr(blocks, "_LARGE", 2**15)
   params = {"embed": weight(3, 100, 64).astype(jnp.bfloat16)}
 
