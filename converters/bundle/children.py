@@ -8,8 +8,6 @@ response file, or ends without one.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from . import calls
 
 # Seconds for all answers of a runtime: with hostile inputs its loop may not end where the
 # reference's does.
@@ -56,7 +56,7 @@ def script(
   patience: float | None = None,
   after_run: Callable[[], object] = lambda: None,
 ) -> Ended:
-  """Runs a Python script that calls `calls.respond`. Request and response are pickled.
+  """Runs a Python script that calls `calls.respond`.
 
   Args:
     file: the script.
@@ -67,27 +67,27 @@ def script(
   """
   # -P keeps the script's folder, with modules of this package, off sys.path.
   command = [sys.executable, "-P", str(file)]
-  ended = program(
+  return program(
     command,
-    [pickle.dumps(request)],
+    calls.chunks(request),
+    read=calls.read,
     environment=environment,
     patience=patience,
     after_run=after_run,
   )
-  response = ended.response if ended.response is None else pickle.loads(ended.response)
-  return dataclasses.replace(ended, response=response)
 
 
 def program(
   command: Sequence[str],
   request: Iterable[bytes],
   *,
+  read: Callable[[Path], Any] = Path.read_bytes,
   environment: Mapping[str, str] | None = None,
   patience: float | None = None,
   after_run: Callable[[], object] = lambda: None,
 ) -> Ended:
   """Runs a program, with the names of the request file and of the response file as its last
-  arguments. The response is bytes. Other arguments as for `script`."""
+  arguments. `read` reads the response file. Other arguments as for `script`."""
   with tempfile.TemporaryDirectory(prefix="jax2tf-") as folder:
     request_file, response_file, log = (
       Path(folder, name) for name in ("request", "response", "log")
@@ -127,7 +127,7 @@ def program(
         raise
       finally:
         timer.cancel()
-    response = response_file.read_bytes() if response_file.exists() else None
+    response = read(response_file) if response_file.exists() else None
     return Ended(code, response, runs, late.is_set(), log.read_text(errors="replace"))
 
 

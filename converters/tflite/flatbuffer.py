@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import flatbuffers
 import numpy as np
@@ -17,6 +18,7 @@ from ..export import ends
 # Name of a metadata entry, which holds JSON: {signature: its inputs and outputs whose f32[...,2]
 # stands for c64[...]}.
 _COMPLEX = "jax2tf.complex"
+_OPERATORS = 10  # the field of a subgraph in LiteRT's schema
 
 
 class _Builder(flatbuffers.Builder):  # type: ignore[misc]
@@ -61,10 +63,35 @@ def with_complex(model: bytes, records: Mapping[str, SignatureRecord]) -> bytes:
 
 def complex_names(path: Path) -> Mapping[str, Sequence[str]]:
   """{signature: its complex inputs and outputs} of a .tflite file."""
-  schema = tools().schema_fb
-  model = schema.Model.GetRootAs(np.memmap(path, mode="r"), 0)  # reads no weights
+  model = _mapped(path)
   for i in range(model.MetadataLength()):
     entry = model.Metadata(i)
     if entry.Name().decode() == _COMPLEX:
       return json.loads(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
   return {}
+
+
+def has_variables(path: Path) -> bool:
+  """Whether the signatures of a .tflite file share variables."""
+  model, builtin = _mapped(path), tools().BuiltinOperator
+  codes = (model.OperatorCodes(i) for i in range(model.OperatorCodesLength()))
+  return any(code.BuiltinCode() == builtin.VAR_HANDLE for code in codes)
+
+
+def with_one_signature(path: Path, signature: str, place: Path) -> None:
+  """Copies a .tflite file, with only the first op of its other signatures: LiteRT packs the weights
+  of each signature when it opens a file. It does not use XNNPACK if the first signature has no op.
+  """
+  shutil.copyfile(path, place)
+  model = _mapped(place, mode="r+")
+  for i in range(model.SignatureDefsLength()):
+    one = model.SignatureDefs(i)
+    if one.SignatureKey().decode() != signature:
+      table = model.Subgraphs(one.SubgraphIndex())._tab
+      operators = table.Vector(table.Offset(_OPERATORS))
+      table.Bytes[operators - 4 : operators] = (1, 0, 0, 0)  # the length of the vector
+
+
+def _mapped(path: Path, mode: Literal["r", "r+"] = "r") -> Any:
+  """The Model of a .tflite file, mapped into memory."""
+  return tools().schema_fb.Model.GetRootAs(np.memmap(path, mode=mode), 0)

@@ -31,6 +31,7 @@ from ..verify import plan
 from . import flatbuffer, loops
 
 TARGET, RUNTIME = "tflite", "LiteRT"
+_LARGE = 2**28  # bytes of files
 # Matches the ops without a kernel, and the types of their operands, in the last lines of the
 # converter's error.
 _LACKING = re.compile(r"^\s*tf\.(\w+)\((.*?)\) -> ", re.MULTILINE)
@@ -115,6 +116,27 @@ def answers(
   the file. `dequantized`: quantise floats for integer inputs of the file, and dequantise its
   integer outputs that are floats in the signature.
   """
+  signatures = {run.subject.name for run in runs}
+  is_large = model.stat().st_size > _LARGE
+  if len(signatures) > 1 and is_large and not flatbuffer.has_variables(model):
+    return _one_by_one(model, runs, dequantized)
+  return _answers(model, runs, dequantized)
+
+
+def _one_by_one(model: Path, runs: Sequence[plan.Run], dequantized: bool) -> Sequence[Answer]:
+  """The answers, of one signature after the other, so that the weights are in memory once."""
+  found: dict[str, Iterator[Answer]] = {}
+  for name in dict.fromkeys(run.subject.name for run in runs):
+    # not in the folder for temporary files, which may be in memory
+    with tempfile.TemporaryDirectory(prefix=".jax2tf-", dir=model.parent) as folder:
+      alone = Path(folder, model.name)
+      flatbuffer.with_one_signature(model, name, alone)
+      of_one = [run for run in runs if run.subject.name == name]
+      found[name] = iter(_answers(alone, of_one, dequantized))
+  return [next(found[run.subject.name]) for run in runs]
+
+
+def _answers(model: Path, runs: Sequence[plan.Run], dequantized: bool) -> Sequence[Answer]:
   requests = [
     {
       "signature": run.subject.name,

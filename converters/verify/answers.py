@@ -87,12 +87,11 @@ def reference_answers(
   )
   for run in runs:
     subject = run.subject
-    args = [
-      jnp.asarray(run.inputs[name]) if subject.only_jax else run.inputs[name]
-      for name in subject.order
-    ]
     before = [list(state if run.continues else initial)] * subject.record.stateful
-    arguments = (*(on_device if subject.only_jax else lead), *before, *args)
+    first = (*(on_device if subject.only_jax else lead), *before)
+    # It keeps no arrays of JAX beside those of the run, until a rounding is measured.
+    given = functools.partial(_arguments, first, run)
+    arguments = given()
 
     def call(subject: plan.Subject = subject, arguments: tuple[Any, ...] = arguments) -> Any:
       with contextlib.redirect_stdout(io.StringIO()):  # keeps its prints out of the report
@@ -120,7 +119,7 @@ def reference_answers(
       )
     measure = measures.setdefault(subject.name, Measure(subject.reference))
     rounding = (
-      functools.cache(functools.partial(_rounding, measure, subject, arguments, run.inputs))
+      functools.cache(functools.partial(_rounding, measure, run, given))
       if subject.only_jax
       else None
     )
@@ -139,14 +138,21 @@ def _precisions(
   return {name: array.dtype for name, array in named.items()}
 
 
+def _arguments(first: Sequence[Any], run: plan.Run) -> tuple[Any, ...]:
+  """The arguments of the reference: `first`, and the inputs of the run."""
+  inputs = (run.inputs[name] for name in run.subject.order)
+  return (*first, *(map(jnp.asarray, inputs) if run.subject.only_jax else inputs))
+
+
 def _rounding(
-  measure: Measure, subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping[str, Any]
+  measure: Measure, run: plan.Run, arguments: Callable[[], Sequence[Any]]
 ) -> Mapping[str, Rounding]:
+  subject = run.subject
   try:
     with contextlib.redirect_stdout(io.StringIO()):
-      distances, terms, steps = measure.with_steps(*arguments)
-    named = subject.named(distances, inputs)
-    stepped = subject.named(steps, inputs)
+      distances, terms, steps = measure.with_steps(*arguments())
+    named = subject.named(distances, run.inputs)
+    stepped = subject.named(steps, run.inputs)
   # a function that cannot be called again, or not with other inputs: the fixed tolerances remain
   except Exception:
     return {}

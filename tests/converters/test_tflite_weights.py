@@ -14,7 +14,7 @@ from ai_edge_litert import interpreter
 from jax import lax
 
 from jax2tf.converters import saved_model, tflite
-from jax2tf.converters.tflite import binding, blocks
+from jax2tf.converters.tflite import binding, blocks, flatbuffer, runtime
 
 RNG = np.random.default_rng(0)
 
@@ -27,6 +27,7 @@ def weight(*sizes: int) -> np.ndarray:
 def every_model_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(binding, "LARGE", 0)
   monkeypatch.setattr(binding, "_LEAST", 2048)
+  monkeypatch.setattr(runtime, "_LARGE", 0)
 
 
 def ops_of(path: Path) -> Counter[str]:
@@ -72,6 +73,28 @@ def test_values_ops_and_size(tmp_path: Path) -> None:
   stored = tflite.inspect(made.path).weights
   names = {name.split(" ")[0]: array for name, array in stored.items()}
   np.testing.assert_array_equal(names["embed"], PARAMS["embed"])
+
+
+def test_one_signature_computes_as_in_the_whole_file(tmp_path: Path) -> None:
+  """As `runtime.answers` runs large files, whose weights LiteRT packs once for each signature."""
+  model = saved_model.Model(PARAMS, trainable=False)
+  model.add(logits, inputs={"tokens": "i32[2]"}, outputs=["y"], signatures="first")
+  model.add(hidden, inputs={"x": "f32[2,64]"}, outputs=["y"], signatures="second")
+  whole = tflite.save_model(model, tmp_path / "m.tflite", samples=1).path
+  inputs: dict[str, Any] = {
+    "first": {"tokens": np.array([3, 70], np.int32)},
+    "second": {"x": np.array([[np.nan] * 64, [1e30] * 64], np.float32)},
+  }
+  for name, named in inputs.items():
+    alone = tmp_path / f"{name}.tflite"
+    flatbuffer.with_one_signature(whole, name, alone)
+    expected, found = (
+      interpreter.Interpreter(model_path=str(path)).get_signature_runner(name)(**named)["y"]
+      for path in (whole, alone)
+    )
+    np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+    other = {"first": 1, "second": 0}[name]
+    assert len(flatbuffer.unpacked(alone.read_bytes()).subgraphs[other].operators) == 1
 
 
 def test_scales_and_biases_join_convolutions(tmp_path: Path) -> None:
