@@ -84,12 +84,13 @@ def with_one_signature(path: Path, signature: str, place: Path) -> None:
   """
   shutil.copyfile(path, place)
   model = _mapped(place, mode="r+")
-  for i in range(model.SignatureDefsLength()):
-    one = model.SignatureDefs(i)
-    if one.SignatureKey().decode() != signature:
-      table = model.Subgraphs(one.SubgraphIndex())._tab
-      operators = table.Vector(table.Offset(_OPERATORS))
-      table.Bytes[operators - 4 : operators] = (1, 0, 0, 0)  # the length of the vector
+  defined = [model.SignatureDefs(i) for i in range(model.SignatureDefsLength())]
+  graphs = {one.SignatureKey().decode(): one.SubgraphIndex() for one in defined}
+  for number in {*graphs.values()} - {graphs[signature]}:
+    graph = model.Subgraphs(number)
+    if graph.OperatorsLength() > 1:
+      operators = graph._tab.Vector(graph._tab.Offset(_OPERATORS))
+      graph._tab.Bytes[operators - 4 : operators] = (1, 0, 0, 0)  # the length of the vector
 
 
 def _mapped(path: Path, mode: Literal["r", "r+"] = "r") -> Any:

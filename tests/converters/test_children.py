@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -39,6 +40,38 @@ calls["respond"](main)
   )
   np.testing.assert_array_equal(ended.response, [0, 2, 4])
   assert (ended.code, ended.runs, seen, ended.late) == (0, 3, [0, 1, 2], False)
+
+
+def test_arrays_of_every_kind_go_there_and_back(script: Path) -> None:
+  script.write_text(
+    HEAD
+    + """
+def main(request):
+  for array in request:
+    array[...] = array  # may be written to
+  return request
+calls["respond"](main)
+"""
+  )
+  arrays = [
+    np.array([[np.nan, -0.0, np.inf]], np.float32),
+    np.zeros((0, 3), np.int8),
+    np.array(7, np.uint64),
+    np.arange(6.0).reshape(2, 3).T,
+    np.arange(10)[::-2],
+    np.ones(3, ml_dtypes.bfloat16),
+    np.array(["text", "b"]),
+    np.array([b"bytes", None], object),
+  ]
+  ended = children.script(script, arrays)
+  for found, array in zip(ended.response, arrays, strict=True):
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    if array.dtype == object:
+      np.testing.assert_array_equal(found, array)
+    else:
+      assert found.tobytes() == array.tobytes()
+      assert found.flags.aligned
+      found[...] = array
 
 
 def test_a_process_that_ends_early_says_where_and_why(script: Path) -> None:
