@@ -24,8 +24,8 @@ from jax2tf.tools.lab import measure, workers
 
 # {"seconds": of the export with its comparison, "peak": its largest memory in bytes, "held": that
 # of the parameters and the libraries before it, "weights": in bytes, "file": in bytes, "token":
-# milliseconds of a token relative to jax.jit with a donated cache; or for an engine "tokens":
-# [equal to JAX's without a cache, of]}
+# milliseconds of a token relative to jax.jit with a donated cache, "compiled": the same in
+# tf.function(jit_compile=True); or for an engine "tokens": [equal to JAX's without a cache, of]}
 Numbers = dict[str, Any]
 
 
@@ -72,7 +72,13 @@ def measured(names: Sequence[str]) -> Iterator[tuple[str, Numbers]]:
         yield row, workers.alone(in_engine, shape, target, folder)
         continue
       numbers = workers.alone(exported, shape, target, folder)
-      yield row, numbers | {"token": workers.alone(token, shape, target, numbers.pop("path"))}
+      path = numbers.pop("path")
+      numbers["token"] = workers.alone(token, shape, target, path)
+      if target == "saved-model":
+        numbers["compiled"] = workers.alone(
+          functools.partial(token, compiled=True), shape, target, path
+        )
+      yield row, numbers
 
 
 def parameters(shape: Shape) -> Any:
@@ -183,8 +189,9 @@ def exported(name: str, target: str, folder: str) -> Numbers:
   }
 
 
-def token(name: str, target: str, path: str) -> float:
-  """The time of a token in the file's runtime, relative to jax.jit with a donated cache."""
+def token(name: str, target: str, path: str, *, compiled: bool = False) -> float:
+  """The time of a token in the file's runtime, relative to jax.jit with a donated cache.
+  `compiled`: compile the loaded SavedModel with XLA."""
   shape = SHAPES[name]
   params, cache = parameters(shape), _cache(shape)
   first, position = np.array([[5]], np.int32), np.array([20], np.int32)
@@ -199,7 +206,7 @@ def token(name: str, target: str, path: str) -> float:
 
   calls: dict[str, Callable[[], Any]] = {
     "jax": in_jax,
-    "file": functools.partial(_runner(target, path), inputs),
+    "file": functools.partial(_runner(target, path, compiled), inputs),
   }
   ms = measure.milliseconds(calls, 10)
   return ms["file"] / ms["jax"]
@@ -254,7 +261,7 @@ def _cache(shape: Shape, batch: int = 1, length: int | None = None) -> dict[str,
   return {f"{n}_{i}": np.zeros(sizes, np.float32) for i in range(shape.layers) for n in "kv"}
 
 
-def _runner(target: str, path: str) -> Any:
+def _runner(target: str, path: str, compiled: bool) -> Any:
   """A function of the named inputs."""
   if target == "tflite":
     from ai_edge_litert.interpreter import Interpreter  # noqa: PLC0415
@@ -270,9 +277,16 @@ def _runner(target: str, path: str) -> Any:
 
   loaded = tf.saved_model.load(path)
   signature = loaded.signatures["serving_default"]
+  called = tf.function(lambda named: signature(**named), autograph=False, jit_compile=compiled)
+  kept: dict[str, tf.Tensor] = {}  # as JAX's cache, which stays on its side too
 
   def run(inputs: Any) -> None:
-    signature(**{name: tf.constant(x) for name, x in inputs.items()})["logits"].numpy()
+    given = {name: tf.constant(x) for name, x in inputs.items() if name not in kept}
+    results = called(given | kept)
+    for name, x in results.items():
+      if name != "logits":
+        kept[name.replace("new_", "cache_", 1)] = x
+    results["logits"].numpy()
 
   run.loaded = loaded  # type: ignore[attr-defined]  # else its variables are freed
   return run

@@ -60,10 +60,11 @@ comparison. *Peak* is anonymous and shared memory of the process and its childre
 memory of the parameters and the libraries before it, and of random numbers that JAX 0.10.2 frees a
 moment later. Other programs ran beside these rows, so the seconds are long. *Token* is the time of
 the next token relative to `jax.jit` with a donated cache, on two CPU cores, or on one for 1B.
-TensorFlow multiplies one row of float32 by a matrix in 1.6 to 1.8 times the time of `jax.jit`, also
-in hand-written TensorFlow. *Greedy tokens* are those that an engine generates behind prompts of 5
-and of 20 tokens and that equal JAX's without a cache, of all; litert-lm counts LiteRT with one
-buffer for the cache and the engine. The peak has the loops in the engines too.
+TensorFlow multiplies one row of float32 by a matrix in 1.4 to 1.9 times the time of `jax.jit`, also
+in hand-written TensorFlow; *compiled* is the loaded SavedModel in
+`tf.function(..., jit_compile=True)`. *Greedy tokens* are those that an engine generates behind
+prompts of 5 and of 20 tokens and that equal JAX's without a cache, of all; litert-lm counts LiteRT
+with one buffer for the cache and the engine. The peak has the loops in the engines too.
 """
 
 
@@ -180,6 +181,7 @@ def _decoders(rows: Rows) -> list[str]:
     of_weights = f"{row['peak'] / row['weights']:.1f}"
     seconds = f"{row['seconds']:.0f}"
     token = f"{row['token']:.2f}" if "token" in row else ""
+    token += f", compiled {row['compiled']:.2f}" if "compiled" in row else ""
     greedy = "{} of {}".format(*row["tokens"]) if "tokens" in row else ""
     cells.append([*name.split(": "), *sizes, of_weights, seconds, token, greedy])
   head = ["decoder", "target", "weights GB", "file GB", "before GB", "peak GB", "peak / weights"]
