@@ -63,10 +63,9 @@ def median_seconds(call: Callable[[], Any]) -> float:
 def respond(to: Callable[[Any], Any]) -> None:
   """For a script that `children.script` started: writes the response to its request."""
   request, response = map(Path, sys.argv[1:])
-  begun = response.with_suffix(".begun")
-  with begun.open("wb") as stream:
-    stream.writelines(chunks(to(read(request))))
-  begun.rename(response)
+  answer = [*chunks(to(read(request)))]  # an error leaves no file
+  with response.open("wb") as stream:
+    stream.writelines(answer)
 
 
 def chunks(message: Any) -> Iterator[Any]:
